@@ -1,0 +1,2 @@
+/* SPDX-License-Identifier: MIT */
+#define PAGE_SIZE 4096

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: MIT
+"""The command line. Each command is a function that returns the exit status.
+
+Exit status: 0 done, 1 failed, 2 usage, 3 cannot run here, 130 interrupted.
+"""
+
+import argparse
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+from labkit import paths
+from labkit.errors import CannotRunError, LabkitError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit status; errors are one line on standard error."""
+    try:
+        options = _parser().parse_args(arguments)
+        status: int = options.command(options)
+        return status
+    except LabkitError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("lab: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone; nothing is left to say, and nowhere to say it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lab", description="Measure BPF on real kernels.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, function: Any, help: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        command.set_defaults(command=function)
+        return command
+
+    listing = add("list", _list, "experiments, and whether they run here or why not")
+    listing.add_argument("experiment", nargs="?", help="say its parameters, too")
+    add("doctor", _doctor, "what is wrong with this machine for measuring, and what mends it")
+    run = add("run", _run, "measure and render a report; prints its folder last")
+    run.add_argument("experiment")
+    run.add_argument(
+        "-p",
+        "--parameter",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("KEY", "VALUE"),
+        help="a parameter of the experiment (./lab list EXPERIMENT names them)",
+    )
+    run.add_argument("--quick", action="store_true", help="fewer cases, less time, one process")
+    run.add_argument("--repeat", type=int, default=0, metavar="N", help="measure in N processes")
+    show = add("show", _show, "the plain-text table of a run")
+    show.add_argument("run", nargs="?", default="last", help="folder, id, or its beginning")
+    report = add("report", _report, "render the report of a recorded run again")
+    report.add_argument("run", nargs="?", default="last", help="folder, id, or its beginning")
+    add("benchmark", _benchmark, "what the harness itself costs on this machine")
+    test = add("test", _test, "run the tests")
+    test.add_argument("--fast", action="store_true", help="leave out guests and the browser")
+    test.add_argument("pytest", nargs=argparse.REMAINDER, help="more for pytest")
+    measure = add("measure", _measure, "parameters (JSON) in, journal out: the measuring process")
+    measure.add_argument("experiment")
+    return parser
+
+
+def _measure(options: argparse.Namespace) -> int:
+    from labkit.targets import here
+
+    return here.serve(options.experiment)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from labkit import experiments
+
+    for name in [options.experiment] if options.experiment else experiments.names():
+        experiment = experiments.find(name)
+        print(f"{name}\n    {experiment.question}")
+        for variant, why in experiment.requirements(experiment.parameters()).items():
+            print(f"    {variant:<16}{'unavailable: ' + why if why else 'runs here'}")
+        if options.experiment:
+            print(experiment.parameters.describe())
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from labkit import doctor
+
+    checks = list(doctor.checks())
+    print(doctor.render(checks))
+    return 1 if any(check.state == "wrong" for check in checks) else 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from labkit import api, batch, experiments
+
+    experiment = experiments.find(options.experiment)
+    given = {key: _value(value) for key, value in options.parameter}
+    accepted = api.settle(experiment, options.quick, given)
+    repeat = api.settle_repeat(experiment, options.quick, options.repeat)
+    unavailable = experiment.requirements(experiment.parameters.parse(accepted))
+    if unavailable and all(unavailable.values()):
+        raise CannotRunError("; ".join(dict.fromkeys(unavailable.values())))
+    print(batch.measure_and_report(experiment, accepted, repeat=repeat, quick=options.quick))
+    return 0
+
+
+def _value(text: str) -> Any:
+    """Convert as papermill's ``-p`` does: truth values and numbers, else text."""
+    truth = {"true": True, "True": True, "false": False, "False": False}
+    if text in truth:
+        return truth[text]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _show(options: argparse.Namespace) -> int:
+    from labkit import api
+
+    print(api.load(options.run).table())
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from labkit import api, batch
+
+    print(batch.report(api.load(options.run)))
+    return 0
+
+
+def _benchmark(options: argparse.Namespace) -> int:
+    from labkit import benchmark
+
+    print(benchmark.text())
+    return 0
+
+
+def _test(options: argparse.Namespace) -> int:
+    import pytest
+
+    chosen = ["-m", "not slow"] if options.fast else []
+    return int(pytest.main([*chosen, *options.pytest, f"--rootdir={paths.ROOT}"]))

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Tables, plots and pages made of runs."""

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""A journal: one JSON object a line, in the order in which things happened.
+
+===========  =====================================================================================
+kind         fields
+===========  =====================================================================================
+run          schema, id, experiment, command, repeat (processes planned); once, by the caller
+start        boot, process (indices); experiment, parameters, labels, metrics, seed, cpu, harness,
+             code_sha256, environment, noise; once for each process
+requirement  variant, unavailable (why, or the empty text)
+case         case (index), labels, timed and control: operations_per_call, calls_per_window and
+             proportionality (time of 2 N operations by time of N)
+warning      message, and case where it speaks of one
+sample       case, control, round, operations, elapsed_ns, steal_ns, counts
+round        round, elapsed_s, widest_half_width_percent
+stop         why, rounds
+end          status (complete, partial, failed), why, exit_status, noise, leaked; once a process
+===========  =====================================================================================
+
+A journal that ends early, even in the middle of a line, is a journal: what it says stands.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import LabkitError
+
+SCHEMA = 1
+
+Line = dict[str, Any]
+
+
+def encode(line: Line) -> bytes:
+    """Return one line of a journal, its end included."""
+    return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+class Journal:
+    """A journal file that is being written; every line is there as soon as it is added."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def add(self, line: Line) -> None:
+        """Append a line.
+
+        Raises
+        ------
+        LabkitError
+            Where it cannot be written: the lines before it stay readable.
+        """
+        data = encode(line)
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            raise LabkitError(
+                f"cannot write {self.path}: {error.strerror}; what was measured before is kept"
+            ) from None
+
+    def close(self) -> None:
+        """Make what was written lasting and close the file."""
+        try:
+            os.fsync(self._descriptor)
+        finally:
+            os.close(self._descriptor)
+
+
+def read(source: Iterable[bytes]) -> Iterator[Line | None]:
+    """Yield each line of a journal, None for one that cannot be read."""
+    for raw in source:
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            yield None
+            continue
+        yield line if isinstance(line, dict) and "kind" in line else None

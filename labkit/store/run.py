@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: MIT
+"""A run: a folder with its journal, and what is made from it."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from labkit.errors import LabkitError, UsageError
+from labkit.store import journal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+JOURNAL, SUMMARY, SAMPLES = "journal.jsonl", "run.json", "samples.parquet"
+
+
+def new_id(experiment: str, release: str) -> str:
+    """Return an id for a run that starts now: UTC time, experiment, kernel release."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{experiment}-{release}"
+
+
+def create(home: Path, identity: str) -> Path:
+    """Make the folder of a new run and return it; a taken id gets a number.
+
+    Raises
+    ------
+    LabkitError
+        Where the folder cannot be made.
+    """
+    for number in range(1, 1000):
+        folder = home / (identity if number == 1 else f"{identity}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise LabkitError(f"cannot make {folder}: {error.strerror}") from None
+        return folder
+    raise LabkitError(f"{home} already holds a thousand runs called {identity}")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears whole or not at all.
+
+    Raises
+    ------
+    LabkitError
+        Where it cannot be written; what was at `path` is untouched then.
+    """
+    try:
+        descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                os.fchmod(file.fileno(), 0o644)
+            os.replace(aside, path)
+        except BaseException:
+            os.unlink(aside)
+            raise
+    except OSError as error:
+        raise LabkitError(f"cannot write {path}: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run measured, read from its folder.
+
+    Attributes
+    ----------
+    path
+        The folder.
+    lines
+        The journal's lines, in order.
+    unreadable_lines
+        How many lines of the journal could not be read and were left out.
+    """
+
+    path: Path
+    lines: list[journal.Line] = field(repr=False)
+    unreadable_lines: int
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a run's folder, or the journal itself.
+
+        Raises
+        ------
+        UsageError
+            Where there is no journal, or one of a newer schema.
+        """
+        folder = path if path.is_dir() else path.parent
+        file = folder / JOURNAL
+        if not file.is_file():
+            raise UsageError(f"{path} is no run: it has no {JOURNAL}")
+        with file.open("rb") as source:
+            lines = list(journal.read(source))
+        good = [line for line in lines if line is not None]
+        run = cls(folder, good, len(lines) - len(good))
+        schema = run.header.get("schema")
+        if not isinstance(schema, int):
+            raise UsageError(f"{file} does not begin as a journal of labkit")
+        if schema > journal.SCHEMA:
+            raise UsageError(
+                f"{file} has schema {schema}; this labkit reads up to {journal.SCHEMA}: update it"
+            )
+        return run
+
+    def of_kind(self, kind: str) -> list[journal.Line]:
+        """Return the journal's lines of one kind."""
+        return [line for line in self.lines if line["kind"] == kind]
+
+    @property
+    def header(self) -> journal.Line:
+        """Return the first line, of kind ``run``."""
+        return self.lines[0] if self.lines and self.lines[0]["kind"] == "run" else {}
+
+    @property
+    def id(self) -> str:
+        """Return the name of the folder."""
+        return self.path.name
+
+    @property
+    def experiment(self) -> str:
+        """Return the name of the experiment."""
+        return str(self.header["experiment"])
+
+    @cached_property
+    def start(self) -> journal.Line:
+        """Return the start of the first process, empty where none started."""
+        return next(iter(self.of_kind("start")), {})
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Return the parameters of the experiment."""
+        parameters: Mapping[str, Any] = self.header["parameters"]
+        return parameters
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """Return the fingerprint of kernel and machine (see `labkit.kernel.host.environment`)."""
+        environment: Mapping[str, Any] = self.start.get("environment", {})
+        return environment
+
+    @property
+    def status(self) -> str:
+        """Return ``complete``, ``partial`` or ``failed``."""
+        ends = [line["status"] for line in self.of_kind("end")]
+        if "failed" in ends:
+            return "failed"
+        return "complete" if ends.count("complete") == self.header["repeat"] else "partial"
+
+    @property
+    def why(self) -> str:
+        """Return why the run ended as it did."""
+        ends = self.of_kind("end")
+        for line in ends:
+            if line["status"] != "complete":
+                return str(line["why"])
+        if self.status == "partial":
+            reached = max(len(self.of_kind("start")), 1)
+            return f"ended in process {reached} of {self.header['repeat']}"
+        return "; ".join(dict.fromkeys(str(line["why"]) for line in ends))
+
+    @cached_property
+    def unavailable(self) -> dict[str, str]:
+        """Return why each variant that could not run was not available."""
+        return {
+            line["variant"]: line["unavailable"]
+            for line in self.of_kind("requirement")
+            if line["unavailable"]
+        }
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """Return what was noticed while measuring, each once, with the case it speaks of."""
+        found: dict[str, None] = {}
+        labels: dict[int, Mapping[str, Any]] = {}
+        for line in self.lines:
+            if line["kind"] == "case":
+                labels[line["case"]] = line["labels"]
+        for line in self.of_kind("warning"):
+            case = labels.get(line.get("case", -1), {})
+            found[" ".join([*(str(value) for value in case.values()), line["message"]])] = None
+        for line in self.of_kind("end"):
+            for name in line.get("leaked", ()):
+                found[f"left behind in the kernel: {name}"] = None
+        if self.unreadable_lines:
+            found[f"{self.unreadable_lines} unreadable lines of the journal left out"] = None
+        return list(found)
+
+    @cached_property
+    def frame(self) -> "pd.DataFrame":
+        """Return the samples, one row for each window and metric.
+
+        Columns: the experiment's labels (whole numbers missing where a label does not apply),
+        ``metric``, ``unit``, ``boot``, ``process``, ``round``, ``value`` (in the metric's unit),
+        ``operations``, ``elapsed_ns``, ``steal_ns``, ``control`` (true for the harness alone).
+        """
+        import pandas as pd
+
+        frame = pd.DataFrame(self._rows(), columns=[*self.labels, *_COLUMNS])
+        for label in self.labels:
+            if pd.api.types.is_numeric_dtype(frame[label].dropna().infer_objects()):
+                frame[label] = frame[label].astype("Int64")
+        return frame
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the names of the columns that tell cases apart."""
+        return list(self.start.get("labels", []))
+
+    @property
+    def metrics(self) -> list[Mapping[str, str]]:
+        """Return name, unit, title and count of each metric; the first one is timed directly."""
+        return list(self.start.get("metrics", []))
+
+    def _rows(self) -> Iterator[tuple[Any, ...]]:
+        labels: dict[int, list[Any]] = {}
+        repetition: tuple[Any, Any] = (0, 0)
+        for line in self.lines:
+            if line["kind"] == "start":
+                repetition = (line["boot"], line["process"])
+            elif line["kind"] == "case":
+                labels[line["case"]] = [line["labels"].get(name) for name in self.labels]
+            elif line["kind"] == "sample":
+                timing = (line["operations"], line["elapsed_ns"], line["steal_ns"], line["control"])
+                for metric in self.metrics:
+                    yield (
+                        *labels[line["case"]],
+                        *(metric["name"], metric["unit"]),
+                        *repetition,
+                        *(line["round"], _value(metric, line)),
+                        *timing,
+                    )
+
+    def finish(self) -> None:
+        """Write ``run.json`` and ``samples.parquet``, which are made from the journal."""
+        summary = {
+            "schema": journal.SCHEMA,
+            "id": self.id,
+            "experiment": self.experiment,
+            "parameters": self.parameters,
+            "status": self.status,
+            "why": self.why,
+            "harness": self.start.get("harness"),
+            "code_sha256": self.start.get("code_sha256"),
+            "environment": self.environment,
+            "unavailable": self.unavailable,
+            "warnings": self.warnings,
+        }
+        write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.path / SAMPLES, self.frame.to_parquet(index=False))
+
+
+_COLUMNS = (
+    *("metric", "unit", "boot", "process", "round", "value"),
+    *("operations", "elapsed_ns", "steal_ns", "control"),
+)
+
+
+def _value(metric: Mapping[str, str], line: journal.Line) -> float:
+    if not metric["count"]:
+        return float(line["elapsed_ns"] / line["operations"])
+    counts = {"operations": line["operations"], **line["counts"]}
+    return float(1e3 * counts[metric["count"]] / line["elapsed_ns"])
+
+
+def locate(name: str, homes: list[Path]) -> Path:
+    """Return the folder of a run by its path, its id, the beginning of its id, or ``last``.
+
+    Raises
+    ------
+    UsageError
+        Where there is none, or more than one begins so.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    known = sorted(folder.name for home in homes for folder in folders(home))
+    wanted = [known[-1]] if name == "last" and known else [i for i in known if i.startswith(name)]
+    if name in wanted:
+        wanted = [name]
+    if len(wanted) != 1:
+        which = f"{len(wanted)} runs begin with" if wanted else "no run is called"
+        newest = ", ".join(known[-3:]) or "none yet"
+        raise UsageError(f"{which} {name!r}; the newest: {newest}")
+    return next(home / wanted[0] for home in homes if (home / wanted[0]).is_dir())
+
+
+def folders(home: Path) -> list[Path]:
+    """Return the folders of runs in `home`, oldest first."""
+    if not home.is_dir():
+        return []
+    return sorted(folder for folder in home.iterdir() if (folder / JOURNAL).is_file())
+
+
+def remove(folder: Path) -> None:
+    """Remove a run's folder, nothing measured in it."""
+    shutil.rmtree(folder, ignore_errors=True)
