@@ -101,11 +101,13 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from labkit import api, batch, experiments
+    from labkit.kernel import tasks
 
     experiment = experiments.find(options.experiment)
     given = {key: _value(value) for key, value in options.parameter}
     accepted = api.settle(experiment, options.quick, given)
     repeat = api.settle_repeat(experiment, options.quick, options.repeat)
+    tasks.measuring_cpu(accepted["cpu"])
     unavailable = experiment.requirements(experiment.parameters.parse(accepted))
     if unavailable and all(unavailable.values()):
         raise CannotRunError("; ".join(dict.fromkeys(unavailable.values())))

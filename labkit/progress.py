@@ -65,6 +65,7 @@ class Progress:
             print(f"{where}: {what}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
+        """Begin."""
         return self
 
     def __exit__(
@@ -73,5 +74,6 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Take the bar away."""
         if self._bar is not None:
             self._bar.close()

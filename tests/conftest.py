@@ -30,6 +30,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
+def open_files() -> int:
+    """Return how many files this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Check that the kernel holds no more of our objects after a test than before it."""

@@ -95,10 +95,11 @@ def test_no_other_optimiser_finds_a_better_fit(slots: int, seed: int) -> None:
 
         starts = ([8.0, 1.0, 1e-3], [8.0, 1e-3, 1.0], [20.0, 10.0, 0.1])
         bounds = ([1e-9, 0, 0], np.inf)
-        return min(
-            2 * least_squares(residuals, x, bounds=bounds, xtol=1e-12, ftol=1e-12, gtol=1e-12).cost
+        costs = [
+            least_squares(residuals, x, bounds=bounds, xtol=1e-12, ftol=1e-12, gtol=1e-12).cost
             for x in starts
-        )
+        ]
+        return 2 * float(min(costs))
 
     fit = fit_cache(n.tolist(), cost)
     found = {c: squares(c) for c in range(1, 60)}

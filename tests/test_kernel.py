@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import needs_kernel, wait_until
+from conftest import needs_kernel, open_files, wait_until
 
 from labkit import paths
 from labkit.errors import CannotRunError, LabkitError, UsageError
@@ -37,9 +37,11 @@ def test_objects_are_named_ours_and_go_with_the_context():
 def test_what_the_compiler_says_is_in_the_error(tmp_path):
     source = tmp_path / "broken.c"
     source.write_text("int lab_broken(void *ctx) { return missing_name; }\n")
-    with pytest.raises(LabkitError, match=r"broken\.c did not compile.*") as caught:
-        with programs.compiled(source, {}):
-            pass
+    with (
+        pytest.raises(LabkitError, match=r"broken\.c did not compile") as caught,
+        programs.compiled(source, {}),
+    ):
+        pass
     assert "use of undeclared identifier 'missing_name'" in str(caught.value)
 
 
@@ -54,7 +56,10 @@ def test_what_the_verifier_says_is_in_the_error(tmp_path):
 
 
 def test_definitions_are_whole_numbers_only():
-    with pytest.raises(ValueError), programs.compiled(paths.BPF / "harness.c", {"CHUNK": "1;x"}):
+    with (
+        pytest.raises(ValueError, match="invalid literal"),
+        programs.compiled(paths.BPF / "harness.c", {"CHUNK": "1;x"}),
+    ):
         pass
 
 
@@ -77,14 +82,14 @@ def test_a_thousand_task_storage_maps_need_few_open_files():
     }
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with programs.compiled(paths.BPF / "local_storage.c", definitions) as loaded:
-        used = len(os.listdir("/proc/self/fd"))
+        used = open_files()
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 40, hard))
         try:
             bpf.fill_with_task_storage(loaded.map_fd("lab_outer"), 0, 1000)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert sum(one.name.startswith("lab_ts_") for one in bpf.own_objects()) == 1000
-        assert len(os.listdir("/proc/self/fd")) == used
+        assert open_files() == used
 
 
 def test_loading_again_and_again_leaves_nothing():
@@ -92,7 +97,7 @@ def test_loading_again_and_again_leaves_nothing():
         with programs.compiled(paths.BPF / "harness.c", HARNESS) as loaded:
             loaded.raw_tracepoint("lab_empty")
         assert wait_until(lambda: not bpf.own_objects())
-        return len(os.listdir("/proc/self/fd"))
+        return open_files()
 
     assert descriptors_and_objects() == descriptors_and_objects()
 

@@ -27,7 +27,7 @@ ALLOWED = {
     "api": {"kernel", "measuring", "experiments", "targets", "store", "report", "progress"},
     "batch": {"api", "experiments", "store", "report", "progress"},
     "benchmark": {"api", "kernel", "experiments", "targets", "report"},
-    "cli": {"api", "batch", "benchmark", "doctor", "experiments", "targets", "report"},
+    "cli": {"api", "kernel", "batch", "benchmark", "doctor", "experiments", "targets", "report"},
     "__main__": {"cli"},
     "__init__": {"api"},
 }

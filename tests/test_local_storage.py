@@ -6,7 +6,7 @@ import os
 from statistics import median
 
 import pytest
-from conftest import needs_kernel
+from conftest import needs_kernel, open_files
 
 from labkit import paths
 from labkit.errors import CannotRunError
@@ -165,7 +165,7 @@ def test_what_is_stopped_is_partial_and_leaves_nothing():
 def test_fifty_measurements_in_one_process_leave_descriptors_and_objects_flat():
     def once():
         measured(maps=[1, 17], variants=["sequential"], budget_s=0.001, precision_percent=100)
-        return len(os.listdir("/proc/self/fd"))
+        return open_files()
 
     first = once()
     assert {once() for _ in range(50)} == {first}

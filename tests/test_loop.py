@@ -7,6 +7,7 @@ import pytest
 
 from labkit.measuring import loop
 from labkit.measuring.loop import Call, Case
+from labkit.measuring.statistics import MINIMUM_REPETITIONS
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_round_has_each_case_once_and_its_control_beside_it_in_changing_order(
     rounds = {}
     for line in found:
         rounds.setdefault(line["round"], []).append((line["case"], line["control"]))
-    assert len(rounds) == loop.MINIMUM_ROUNDS
+    assert len(rounds) == MINIMUM_REPETITIONS
     for windows in rounds.values():
         assert sorted(windows) == [(i, c) for i in range(4) for c in (False, True)]
         assert all(a[0] == b[0] for a, b in zip(windows[::2], windows[1::2], strict=True))
@@ -112,7 +113,7 @@ def test_it_stops_when_every_interval_is_narrow_and_says_so(worker):
     assert found[-1] == {
         "kind": "stop",
         "why": "every interval within 1 %",
-        "rounds": loop.MINIMUM_ROUNDS,
+        "rounds": MINIMUM_REPETITIONS,
     }
 
 

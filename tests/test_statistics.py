@@ -16,7 +16,6 @@ from labkit.measuring.statistics import (
     mean,
     median,
     median_interval,
-    relative_half_width,
 )
 
 
@@ -81,13 +80,6 @@ def test_estimate_summarises_repetitions() -> None:
     assert (summary.low, summary.high, summary.coverage) == (1, 16, 0.96875)
     assert (summary.minimum, summary.maximum, summary.n) == (1, 16, 6)
     assert summary.level == "process"
-
-
-def test_relative_half_width() -> None:
-    interval = MedianInterval(-1.0, 3.0, None, 2)
-    assert relative_half_width(interval, 20.0) == 0.1
-    assert relative_half_width(interval, -20.0) == 0.1
-    assert relative_half_width(interval, 0.0) == math.inf
 
 
 @pytest.mark.parametrize("summarise", [median, mean, deviation, median_interval])

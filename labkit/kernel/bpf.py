@@ -112,6 +112,7 @@ class RawTracepointRun:
         )
 
     def __call__(self, *arguments: int) -> int:
+        """Run once and return the program's return value."""
         struct.pack_into(f"={len(arguments)}Q", self._arguments, 0, *arguments)
         bpf(PROG_TEST_RUN, self._attributes)
         return int(self._attributes.retval)

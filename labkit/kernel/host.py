@@ -121,7 +121,7 @@ def hz_of(config: str | None) -> int | None:
 
 def cpu_model_of(cpuinfo: str | None) -> str | None:
     """Return the CPU's name in ``/proc/cpuinfo``; on arm64, which has none, its part numbers."""
-    fields = dict(re.findall(r"^(.+?)\s*: (.+)$", cpuinfo or "", re.MULTILINE))
+    fields: dict[str, str] = dict(re.findall(r"^(.+?)\s*: (.+)$", cpuinfo or "", re.MULTILINE))
     if "model name" in fields:
         return fields["model name"]
     if "CPU part" in fields:

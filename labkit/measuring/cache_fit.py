@@ -149,7 +149,7 @@ def fit_cache(sizes: Sequence[int], cost_ns: ArrayLike) -> CacheFit:
     -----
     A cliff is reported only if it lowers the Bayesian information criterion,
     N log(sum of squares / N) + k log N for k parameters, by more than `BIC_MARGIN` (Kass &
-    Raftery, Bayes Factors, 1995, section 4.3). Otherwise the flat model is returned.
+    Raftery, Bayes Factors, JASA 90, 1995). Otherwise the flat model is returned.
     Of several c that fit equally well the smallest is taken (see `CacheFit.slots_high`), and all of
     b where a and b cannot be told apart.
     """
@@ -335,7 +335,7 @@ def _solve(log_cost: Floats, one: Floats, per_map: Floats, start: Floats) -> Flo
     """Fit log(hit) + log(1 + alpha one + beta per_map) by least squares, alpha and beta >= 0.
 
     Gauss-Newton steps, each of which solves the linearised problem within the bounds exactly.
-    They settle unless costs are so far from any such model that the flat one is chosen anyway.
+    They settle within a few, but for costs that no such model comes near.
 
     Parameters
     ----------

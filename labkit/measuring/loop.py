@@ -15,15 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.kernel.host import steal_ns
-from labkit.measuring.statistics import median, median_interval
+from labkit.measuring.statistics import MINIMUM_REPETITIONS, median, median_interval
 
 WINDOW_NS = 10_000_000
 #: The kernel does not preempt a call: it must not hold the CPU for long.
 CALL_NS = 500_000
 #: 2 N operations must take twice as long as N, within this.
 PROPORTIONALITY_PERCENT = 5.0
-#: Fewer repetitions give no interval of a median with 95 % coverage.
-MINIMUM_ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,9 @@ def measure(
             for one in order.sample(pair, 2):
                 yield cases[one.case].worker.submit(_window, one, cpu, round_index).result()
         elapsed_s = time.monotonic() - begin
-        widest = _widest_half_width_percent(series) if round_index + 1 >= MINIMUM_ROUNDS else None
+        widest = (
+            _widest_half_width_percent(series) if round_index + 1 >= MINIMUM_REPETITIONS else None
+        )
         yield {
             "kind": "round",
             "round": round_index,

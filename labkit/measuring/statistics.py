@@ -9,7 +9,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 #: Where repetitions differ: kernel boots, processes of one boot, rounds of one process.
@@ -102,8 +101,8 @@ def median_interval(values: Sequence[float], coverage: float = COVERAGE) -> Medi
 
     Notes
     -----
-    David & Nagaraja, Order Statistics (3rd ed. 2003), section 7.1; Conover, Practical
-    Nonparametric Statistics (3rd ed. 1999), section 3.2.
+    David & Nagaraja, Order Statistics (3rd ed. 2003), on distribution-free intervals for
+    quantiles; Conover, Practical Nonparametric Statistics (3rd ed. 1999), section 3.2.
     """
     if not 0 < coverage < 1:
         raise ValueError(f"coverage {coverage}: must be above 0 and below 1")
@@ -129,16 +128,6 @@ def estimate(values: Sequence[float], level: Level) -> Estimate:
     )
 
 
-def relative_half_width(interval: MedianInterval, center: float) -> float:
-    """Return half the interval's width as a part of `center`, 0 to infinity, without a unit.
-
-    `center` need not be the interval's own median: a net of nearly nothing is held against the
-    median that it is part of. Nothing is narrow beside a center of zero: infinity.
-    """
-    return (interval.high - interval.low) / 2 / abs(center) if center else math.inf
-
-
-@cache
 def _rank(n: int, coverage: float) -> tuple[int, float | None]:
     """Return the largest rank whose interval still covers enough, and what it covers."""
     rank, achieved = 1, None
@@ -148,7 +137,7 @@ def _rank(n: int, coverage: float) -> tuple[int, float | None]:
         ways = ways * (n - rank + 1) // rank
         below += ways
         rank += 1
-    return (rank - 1, achieved) if achieved is not None else (1, None)
+    return max(rank - 1, 1), achieved
 
 
 def _checked(values: Sequence[float]) -> list[float]:

@@ -55,16 +55,17 @@ def write_whole(path: Path, content: bytes) -> None:
         Where it cannot be written; what was at `path` is untouched then.
     """
     try:
-        descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        aside = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
                 os.fchmod(file.fileno(), 0o644)
-            os.replace(aside, path)
+            aside.replace(path)
         except BaseException:
-            os.unlink(aside)
+            aside.unlink()
             raise
     except OSError as error:
         raise LabkitError(f"cannot write {path}: {error.strerror}") from None
