@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The running kernel through bpf(2) and bcc, for real."""
 
+import ctypes
 import os
 import re
 import resource
@@ -160,3 +161,12 @@ def test_a_library_of_another_version_is_noticed(monkeypatch):
     monkeypatch.setattr("bcc.__version__", "0.1.0")
     with pytest.raises(CannotRunError, match=r"Python part is 0\.1\.0 but its library is"):
         programs.import_bcc()
+
+
+def test_programs_carry_the_dual_licence():
+    with programs.compiled(paths.BPF / "harness.c", HARNESS) as loaded:
+        license_of = loaded._module  # noqa: SLF001 (bcc tells it only so)
+        from bcc.libbcc import lib
+
+        lib.bpf_module_license.restype = ctypes.c_char_p
+        assert lib.bpf_module_license(license_of.module) == b"Dual MIT/GPL"

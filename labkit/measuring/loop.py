@@ -117,9 +117,7 @@ def measure(
             for one in order.sample(pair, 2):
                 yield cases[one.case].worker.submit(_window, one, cpu, round_index).result()
         elapsed_s = time.monotonic() - begin
-        widest = (
-            _widest_half_width_percent(series) if round_index + 1 >= MINIMUM_REPETITIONS else None
-        )
+        widest = _widest_half_width_percent(series)
         yield {
             "kind": "round",
             "round": round_index,
@@ -207,11 +205,15 @@ def _window(series: _Series, cpu: int, round_index: int) -> Line:
     }
 
 
-def _widest_half_width_percent(series: Sequence[Sequence[_Series]]) -> float:
+def _widest_half_width_percent(series: Sequence[Sequence[_Series]]) -> float | None:
     """Return the widest interval of timed, control and net, as a part of the timed median.
+
+    None while there are too few rounds for an interval.
 
     All three are held against the timed median: a net of nearly nothing has no relative width.
     """
+    if len(series[0][0].values_ns) < MINIMUM_REPETITIONS:
+        return None
     widest = 0.0
     for timed, control in series:
         net = [a - b for a, b in zip(timed.values_ns, control.values_ns, strict=True)]

@@ -7,6 +7,9 @@
 #ifndef LABKIT_LOOP_H
 #define LABKIT_LOOP_H
 
+/* bcc puts it into each program; helpers for GPL programs need the second half. */
+#define BPF_LICENSE Dual MIT/GPL
+
 /* A program of either kind is compiled from the same function: only the operation differs. */
 enum operation { CONTROL, TIMED };
 
