@@ -36,7 +36,7 @@ def measure_and_report(
         with _followed(folder / store.JOURNAL, repeat, accepted["budget_s"]):
             notebook.execute(experiment, parameters, report)
         run = api.load(str(folder))
-        notebook.write(run, report)
+        notebook.finish(run, report)
     except BaseException:
         with suppress(LabkitError):
             if not store.Run.read(folder).of_kind("sample"):
