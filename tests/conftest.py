@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What the tests share."""
 
+import difflib
 import os
 import subprocess
 import sys
@@ -33,6 +34,26 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 def open_files() -> int:
     """Return how many files this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def differing_instructions(timed: int, control: int) -> tuple[list[bytes], list[bytes], int]:
+    """Return the translated instructions that one of two programs has alone, and where: in n places.
+
+    Where a jump goes is left out: it moves with the length of what it jumps over.
+    """
+    jumps = {0x05, 0x15, 0x1D, 0x55, 0x2D}
+    code = [
+        [one[:2] if one[0] in jumps else one for one in bpf.translated_instructions(program)]
+        for program in (timed, control)
+    ]
+    changes = [
+        change
+        for change in difflib.SequenceMatcher(None, *code, autojunk=False).get_opcodes()
+        if change[0] != "equal"
+    ]
+    only_timed = [one for _, a, b, _, _ in changes for one in code[0][a:b]]
+    only_control = [one for _, _, _, a, b in changes for one in code[1][a:b]]
+    return only_timed, only_control, len(changes)
 
 
 @pytest.fixture

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The local-storage experiment on the running kernel."""
 
-import difflib
 import os
 from statistics import median
 
 import pytest
-from conftest import needs_kernel, open_files
+from conftest import differing_instructions, needs_kernel, open_files
 
 from labkit import paths
 from labkit.errors import CannotRunError
 from labkit.experiments import find, local_storage
-from labkit.kernel import bpf, programs, tasks
+from labkit.kernel import programs, tasks
 from labkit.targets import here
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -51,28 +50,13 @@ def test_timed_and_control_differ_in_the_call_and_its_arguments_only():
         **{"CHUNK": 100, "CHUNKS": 70, "POSITIONS": 16_384},
         **{"OUTER": 1, "ROWS": 1, "ENTRIES": 1, "HASH_FLAGS": 0},
     }
-    call, load_immediate, jumps = 0x85, 0x18, {0x05, 0x15, 0x1D, 0x55, 0x2D}
+    call, load_immediate = 0x85, 0x18
     with programs.compiled(EXPERIMENT.source, definitions) as loaded:
-        for kind, calls in (("storage", {"get": 1}), ("hash", {"lookup": 1})):
-            (operation,) = calls
-            code = [
-                [
-                    # Where a jump goes moves with the length of what it jumps over.
-                    one[:2] if one[0] in jumps else one
-                    for one in bpf.translated_instructions(
-                        loaded.raw_tracepoint(f"lab_{kind}_{name}")
-                    )
-                ]
-                for name in (operation, "control")
-            ]
-            changes = [
-                change
-                for change in difflib.SequenceMatcher(None, *code, autojunk=False).get_opcodes()
-                if change[0] != "equal"
-            ]
-            only_timed = [one for _, a, b, _, _ in changes for one in code[0][a:b]]
-            only_control = [one for _, _, _, a, b in changes for one in code[1][a:b]]
-            assert len(changes) <= 2
+        for kind, operation in (("storage", "get"), ("hash", "lookup")):
+            only_timed, only_control, changes = differing_instructions(
+                *(loaded.raw_tracepoint(f"lab_{kind}_{name}") for name in (operation, "control"))
+            )
+            assert changes <= 2
             assert sum(one[0] == call for one in only_timed) == 1
             assert not any(one[0] == call for one in only_control)
             assert len(only_timed) - len(only_control) <= 7

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from labkit.errors import CannotRunError
 
@@ -35,7 +36,9 @@ PROG_GET_NEXT_ID, MAP_GET_NEXT_ID, LINK_GET_NEXT_ID = 11, 12, 31
 PROG_GET_FD_BY_ID, MAP_GET_FD_BY_ID, LINK_GET_FD_BY_ID = 13, 14, 30
 OBJ_GET_INFO_BY_FD, BTF_LOAD, MAP_UPDATE_BATCH = 15, 18, 26
 
-MAP_TYPE_TASK_STORAGE = 29
+PROG_TYPE_RAW_TRACEPOINT = 17  # enum bpf_prog_type
+# enum bpf_map_type
+MAP_TYPE_HASH, MAP_TYPE_ARRAY, MAP_TYPE_TASK_STORAGE = 1, 2, 29
 F_NO_PREALLOC = 1
 
 #: Names of labkit's own programs and maps start so; the kernel keeps 15 characters.
@@ -121,10 +124,24 @@ class RawTracepointRun:
 # -- maps -----------------------------------------------------------------------------------------
 
 
+def create_map(
+    map_type: int, name: str, key_bytes: int, value_bytes: int, entries: int, flags: int = 0
+) -> int:
+    """Create a map; return its descriptor."""
+    return bpf(
+        MAP_CREATE,
+        _attributes(
+            "IIIIIII16s",
+            *(map_type, key_bytes, value_bytes, entries, flags, 0, 0),
+            name.encode()[:15],
+        ),
+    )
+
+
 def update_batch(
-    map_fd: int, keys: ctypes.Array[ctypes.c_uint32], values: ctypes.Array[ctypes.c_uint32]
+    map_fd: int, keys: ctypes.Array[Any], values: ctypes.Array[Any], count: int
 ) -> None:
-    """Put `keys` and `values` (equally long) into a map in one system call.
+    """Put `count` keys and values, each kind one behind the other, into a map in one call.
 
     For an array of maps the values are file descriptors of inner maps; the outer map holds a
     reference of its own, so the descriptors may be closed afterwards.
@@ -137,7 +154,7 @@ def update_batch(
             0,
             ctypes.addressof(keys),
             ctypes.addressof(values),
-            len(keys),
+            count,
             map_fd,
             0,
             0,
@@ -187,7 +204,7 @@ def fill_with_task_storage(outer_fd: int, first: int, count: int) -> None:
                 for index in indices:
                     descriptors.append(create_task_storage(f"{OWN_PREFIX}ts_{index}", btf_fd))
                 group_of = ctypes.c_uint32 * len(indices)
-                update_batch(outer_fd, group_of(*indices), group_of(*descriptors))
+                update_batch(outer_fd, group_of(*indices), group_of(*descriptors), len(indices))
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -201,10 +218,16 @@ def fill_hash_with_integers(map_fd: int, count: int) -> None:
     for start in range(0, count, chunk):
         values = array("I", range(start, min(start + chunk, count)))
         keys = (ctypes.c_uint32 * len(values)).from_buffer(values)
-        update_batch(map_fd, keys, keys)
+        update_batch(map_fd, keys, keys, len(keys))
 
 
 # -- programs, raw --------------------------------------------------------------------------------
+
+
+# Operation codes (RFC 9669): call of a helper, exit, 64-bit load and move of an immediate value; a
+# load whose source register is 1 has the descriptor of a map (BPF_PSEUDO_MAP_FD).
+CALL, EXIT, LOAD_64_BITS, SET = 0x85, 0x95, 0x18, 0xB7
+MAP_BY_DESCRIPTOR = 1
 
 
 def instruction(code: int, *, immediate: int = 0) -> bytes:
@@ -212,7 +235,7 @@ def instruction(code: int, *, immediate: int = 0) -> bytes:
     return struct.pack("=BBhi", code, 0, 0, immediate)
 
 
-RETURN_ZERO = instruction(0xB7) + instruction(0x95)
+RETURN_ZERO = instruction(SET) + instruction(EXIT)
 
 
 def load_program(
@@ -222,6 +245,7 @@ def load_program(
     attach_type: int = 0,
     attach_btf_id: int = 0,
     log_bytes: int = 0,
+    name: str = f"{OWN_PREFIX}probe",
 ) -> tuple[int, str]:
     """Load a program; return (descriptor, verifier's words), or raise OSError with them as text.
 
@@ -235,7 +259,7 @@ def load_program(
         *(program_type, len(instructions) // 8),
         *(ctypes.addressof(code), ctypes.addressof(license_text)),
         *((1, log_bytes, ctypes.addressof(log)) if log_bytes else (0, 0, 0)),
-        *(0, 0, b"lab_probe"),
+        *(0, 0, name.encode()[:15]),
         *(0, attach_type, 0, 0, 0, 0, 0, 0, 0, attach_btf_id, 0, 0),
     )
     try:

@@ -55,7 +55,7 @@ def helper(program_type_name: str, number: int, name: str) -> str:
     The program calls it without arguments: the verifier looks the helper up before it looks at
     registers, so its words tell a missing helper from one that is merely called wrongly.
     """
-    call = bpf.instruction(0x85, immediate=number) + bpf.RETURN_ZERO
+    call = bpf.instruction(bpf.CALL, immediate=number) + bpf.RETURN_ZERO
     try:
         descriptor, _ = bpf.load_program(PROGRAM_TYPES[program_type_name], call, log_bytes=65536)
     except OSError as error:

@@ -3,19 +3,26 @@
 
 import atexit
 import os
+import struct
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from labkit import paths
 from labkit.errors import CannotRunError, LabkitError
+from labkit.kernel import bpf
 
 #: Lines of the compiler's or verifier's words that an error shows; the verifier may write millions.
 _LAST_LINES = 12
+_WORDS_BYTES = 1 << 24
+
+_AS_COMPILED: Mapping[str, int] = MappingProxyType({})
 
 _standard_error = threading.Lock()
 
@@ -59,27 +66,91 @@ def _library_version() -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Without:
+    """Helper calls that a control does without: all those on the map of this name in the C file.
+
+    In place of each stands its result. So a control differs from its program in the calls alone:
+    the arguments are made ready, and the compiler keeps the same things in the same registers.
+    """
+
+    map: str
+    result: int = 0
+
+
 class Programs:
     """Compiled programs of one file and their maps; made by `compiled`."""
 
-    def __init__(self, module: Any, raw_tracepoint: int) -> None:
+    def __init__(self, module: Any) -> None:
         self._module = module
-        self._raw_tracepoint = raw_tracepoint
+        self._descriptors: list[int] = []
 
-    def raw_tracepoint(self, name: str) -> int:
+    def raw_tracepoint(
+        self, name: str, maps: Mapping[str, int] = _AS_COMPILED, without: Without | None = None
+    ) -> int:
         """Load the function `name` as a raw tracepoint program; return its descriptor.
+
+        Parameters
+        ----------
+        name
+            Of the function in the C file.
+        maps
+            Descriptors of maps that the program uses instead of those of these names in the C
+            file: one compiled program serves maps of many sizes so.
+        without
+            Calls to leave out, which makes the program its own control.
 
         Raises
         ------
         LabkitError
             With the end of the verifier's words.
         """
-        with _words_of_bcc(f"BPF program {name} was refused"):
-            return int(self._module.load_func(name.encode(), self._raw_tracepoint).fd)
+        code = bytearray(self._module.dump_func(name.encode()))
+        instead = {self.map_fd(one): descriptor for one, descriptor in maps.items()}
+        left_out = self.map_fd(without.map) if without else None
+        loaded = None
+        for at in range(0, len(code), 8):
+            operation, registers, _, immediate = struct.unpack_from("=BBhi", code, at)
+            if operation == bpf.LOAD_64_BITS and registers >> 4 == bpf.MAP_BY_DESCRIPTOR:
+                loaded = immediate
+                struct.pack_into("=i", code, at + 4, instead.get(immediate, immediate))
+            elif operation == bpf.CALL:
+                # A call's map is loaded after the call before it: it is the first argument.
+                if without and loaded == left_out:
+                    code[at : at + 8] = bpf.instruction(bpf.SET, immediate=without.result)
+                loaded = None
+        program = (bpf.PROG_TYPE_RAW_TRACEPOINT, bytes(code))
+        try:
+            descriptor, _ = bpf.load_program(*program, name=name)
+        except OSError as error:
+            raise _refused(name, program, error) from None
+        self._descriptors.append(descriptor)
+        return descriptor
 
     def map_fd(self, name: str) -> int:
         """Return the descriptor of the map called `name` in the C file."""
         return int(self._module[name.encode()].map_fd)
+
+    def close(self) -> None:
+        """Let go of the programs."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def _refused(name: str, program: tuple[int, bytes], error: OSError) -> LabkitError:
+    """Return the error for a refused program, with the verifier's words: it is asked again."""
+    words = ""
+    try:
+        descriptor, _ = bpf.load_program(*program, log_bytes=_WORDS_BYTES)
+        os.close(descriptor)
+    except OSError as again:
+        words = str(again.filename)
+    end = _last_lines(words)
+    return LabkitError("\n".join([f"BPF program {name} was refused: {error.strerror}", *end]))
+
+
+def _last_lines(words: str) -> list[str]:
+    return [line for line in words.splitlines() if line.strip()][-_LAST_LINES:]
 
 
 @contextmanager
@@ -105,9 +176,11 @@ def compiled(source: Path, definitions: Mapping[str, int]) -> Iterator[Programs]
     flags = [f"-D{name}={int(value)}" for name, value in definitions.items()]
     with _words_of_bcc(f"{source.name} did not compile"):
         module = bcc.BPF(text=source.read_bytes(), cflags=flags)
+    loaded = Programs(module)
     try:
-        yield Programs(module, bcc.BPF.RAW_TRACEPOINT)
+        yield loaded
     finally:
+        loaded.close()
         # bcc keeps each object alive until the interpreter ends: unregister what we clean up.
         atexit.unregister(module.cleanup)
         atexit.unregister(module.donothing)
@@ -130,7 +203,6 @@ def _words_of_bcc(what_failed: str) -> Iterator[None]:
             os.dup2(saved, 2)
             os.close(saved)
         words.seek(max(0, words.seek(0, os.SEEK_END) - 8192))
-        lines = words.read().decode(errors="replace").splitlines()
+        end = _last_lines(words.read().decode(errors="replace"))
     if failure is not None:
-        end = [line for line in lines if line.strip()][-_LAST_LINES:]
         raise LabkitError("\n".join([f"{what_failed}: {failure}", *end])) from failure

@@ -23,6 +23,7 @@ enum operation { CONTROL, TIMED };
  */
 #define FOR_EACH_TURN(chunks)                                                                      \
 	for (u64 chunk = 0; chunk < CHUNKS && chunk < (chunks); chunk++)                           \
+		_Pragma("clang loop unroll(disable)")                                              \
 		for (u64 turn = 0; turn < CHUNK; turn++)
 
 #endif
