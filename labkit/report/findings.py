@@ -2,6 +2,7 @@
 """What a run comes to: the cache's slots, and where another way becomes no dearer."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from labkit.experiments import find
 from labkit.experiments._experiment import Cliff
@@ -43,6 +44,7 @@ class Findings:
         return said
 
 
+@lru_cache(maxsize=4)
 def findings(run: Run) -> Findings | None:
     """Fit what the run's experiment is about; None where it is about no cache.
 

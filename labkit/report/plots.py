@@ -84,7 +84,11 @@ def _curve(run: Run, curve: Curve) -> Figure:
         figures = published(described)
         axes.plot(
             *(figures[described.x], figures[described.y]),
-            **{"ls": line, "marker": "x", "color": _GREY, "lw": 1.2, "ms": 5},
+            ls=line,
+            marker="x",
+            color=_GREY,
+            lw=1.2,
+            ms=5,
             label=described.caption,
         )
     _cliff(axes, run, curve, colours)
@@ -115,7 +119,11 @@ def _series(axes: Axes, rows: pd.DataFrame, x: str, name: str, colour: Any, mark
     axes.errorbar(
         *(rows[x].to_numpy(dtype=float), rows["median"].to_numpy()),
         yerr=spread,
-        **{"color": colour, "marker": marker, "ms": 5, "lw": 1.6, "capsize": 3},
+        color=colour,
+        marker=marker,
+        ms=5,
+        lw=1.6,
+        capsize=3,
         label=name,
     )
 
@@ -134,8 +142,11 @@ def _levels(axes: Axes, rows: pd.DataFrame, curve: Curve) -> None:
                 f"{variant} {row[label]:,} {label}",
                 xy=(1.0, 10**lowest),
                 xycoords=("axes fraction", "data"),
-                **{"xytext": (4, 0), "textcoords": "offset points"},
-                **{"va": "center", "fontsize": 8, "color": "0.25"},
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color="0.25",
             )
 
 
@@ -153,7 +164,10 @@ def _cliff(axes: Axes, run: Run, curve: Curve, colours: list[Any]) -> None:
     sizes = [upper ** (step / 400) for step in range(401)]
     axes.plot(
         *(sizes, fit.predict(sizes)),
-        **{"color": "black", "lw": 1, "alpha": 0.7, "zorder": 5},
+        color="black",
+        lw=1,
+        alpha=0.7,
+        zorder=5,
         label=f"fit to {cliff.variant}: {fit.slots} slots ({low}..{high})",
     )
     axes.axvline(fit.slots, color="black", lw=0.8, ls=":")

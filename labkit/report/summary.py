@@ -2,6 +2,7 @@
 """Samples to estimates: repetitions at the level where the noise is, net paired within a round."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def level(run: Run) -> Level:
     return "round"
 
 
+@lru_cache(maxsize=4)
 def repetitions(run: Run) -> pd.DataFrame:
     """Reduce samples to one value for each repetition.
 
@@ -62,6 +64,7 @@ def _paired(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return pd.concat([part.assign(kind=kind) for kind, part in kinds.items()], ignore_index=True)
 
 
+@lru_cache(maxsize=4)
 def summary(run: Run) -> pd.DataFrame:
     """Estimate each case's metrics from the run's repetitions.
 
