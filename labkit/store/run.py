@@ -184,13 +184,12 @@ class Run:
     def warnings(self) -> list[str]:
         """Return what was noticed while measuring, each once, with the case it speaks of."""
         found: dict[str, None] = {}
-        labels: dict[int, Mapping[str, Any]] = {}
+        cases: dict[int, str] = {}
         for line in self.lines:
             if line["kind"] == "case":
-                labels[line["case"]] = line["labels"]
+                cases[line["case"]] = _case(line["labels"])
         for line in self.of_kind("warning"):
-            case = labels.get(line.get("case", -1), {})
-            found[" ".join([*(str(value) for value in case.values()), line["message"]])] = None
+            found[cases.get(line.get("case", -1), "") + line["message"]] = None
         for line in self.of_kind("end"):
             for name in line.get("leaked", ()):
                 found[f"left behind in the kernel: {name}"] = None
@@ -266,6 +265,11 @@ _COLUMNS = (
     *("metric", "unit", "boot", "process", "round", "value"),
     *("operations", "elapsed_ns", "steal_ns", "control"),
 )
+
+
+def _case(labels: Mapping[str, Any]) -> str:
+    words = (value if isinstance(value, str) else f"{value} {k}" for k, value in labels.items())
+    return " ".join(words) + ": "
 
 
 def _value(metric: Mapping[str, str], line: journal.Line) -> float:
