@@ -15,7 +15,7 @@ from labkit.experiments import find
 from labkit.measuring.statistics import MINIMUM_REPETITIONS
 from labkit.report.findings import Findings, findings
 from labkit.report.summary import summary
-from labkit.store.run import Run
+from labkit.store.run import Run, case_name
 
 WIDTH = 72
 
@@ -157,12 +157,8 @@ def _cells(run: Run, rows: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def row_label(labels: Mapping[str, Any]) -> str:
-    """Return a case's labels in a line: texts as they are, numbers with what they count."""
-    present = {name: value for name, value in labels.items() if not pd.isna(value)}
-    return " ".join(
-        value if isinstance(value, str) else f"{value} {name.removesuffix('s' * (value == 1))}"
-        for name, value in present.items()
-    )
+    """Return the name of the case that has these labels; a frame's missing ones do not count."""
+    return case_name({name: value for name, value in labels.items() if not pd.isna(value)})
 
 
 def cell(row: Mapping[Any, Any]) -> str:
