@@ -52,7 +52,7 @@ class Run(store.Run):
         """Return the estimates: see `labkit.report.summary.summary`."""
         from labkit.report import summary
 
-        return summary.summary(self)
+        return summary.summary(self).copy()
 
     def table(self) -> str:
         """Return the plain-text table, at most 72 columns wide."""

@@ -2,6 +2,7 @@
 """Samples to estimates: repetitions at the level where the noise is, net paired within a round."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def level(run: Run) -> Level:
     return "round"
 
 
+@lru_cache(maxsize=4)
 def repetitions(run: Run) -> pd.DataFrame:
     """Reduce samples to one value for each repetition.
 
@@ -62,6 +64,7 @@ def _paired(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return pd.concat([part.assign(kind=kind) for kind, part in kinds.items()], ignore_index=True)
 
 
+@lru_cache(maxsize=4)
 def summary(run: Run) -> pd.DataFrame:
     """Estimate each case's metrics from the run's repetitions.
 
@@ -120,10 +123,13 @@ def matrix(
     -------
     sizes : list of int, ascending
     values : array of float, shape (repetitions, sizes), nan where a repetition lacks a size
+        A row for each repetition of the run, in order, so that rows of two series are pairs.
     """
+    repetition = found.groupby([name for name in LEVELS if name in found.columns]).ngroup()
+    found = found.assign(repetition=repetition)
     rows = found[(found["metric"] == metric) & (found["kind"] == kind)]
     for label, value in where.items():
         rows = rows[rows[label] == value]
-    levels = [name for name in LEVELS if name in rows.columns]
-    table = rows.pivot(index=levels, columns=x, values="value").sort_index(axis=1)
+    table = rows.pivot(index="repetition", columns=x, values="value")
+    table = table.reindex(range(repetition.nunique())).sort_index(axis=1)
     return [int(size) for size in table.columns], table.to_numpy(dtype=float)
