@@ -57,8 +57,11 @@ int lab_delete_update(struct bpf_raw_tracepoint_args *ctx)
 	return wrong ? 0 : elapsed;
 }
 
-/* Untimed: how many of the keys, 256 at most, were found with their index before one was not. */
-int lab_found(struct bpf_raw_tracepoint_args *ctx)
+/*
+ * Untimed: how many of the keys, 256 at most, were found with their index, or with an offset not
+ * found, before one was otherwise.
+ */
+int lab_in_order(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 turns = ctx->args[0], position = ctx->args[1], keys = ctx->args[2], turn;
 	u64 offset = ctx->args[3] & 8;
@@ -70,8 +73,12 @@ int lab_found(struct bpf_raw_tracepoint_args *ctx)
 		if (!key)
 			break;
 		value = lab_hash.lookup(key + offset);
-		if (!value || *value != index)
+		if (offset) {
+			if (value)
+				break;
+		} else if (!value || *value != index) {
 			break;
+		}
 	}
 	return turn;
 }

@@ -37,7 +37,7 @@ def open_files() -> int:
 
 
 def differing_instructions(timed: int, control: int) -> tuple[list[bytes], list[bytes], int]:
-    """Return the translated instructions that one of two programs has alone, and where: in n places.
+    """Return the translated instructions that one of two programs has alone, and in how many spots.
 
     Where a jump goes is left out: it moves with the length of what it jumps over.
     """

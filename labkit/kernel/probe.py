@@ -8,6 +8,7 @@ import errno
 import os
 import resource
 from functools import cache
+from pathlib import Path
 
 from labkit.kernel import bpf, host
 
@@ -83,6 +84,18 @@ def task_storage() -> str:
     finally:
         os.close(btf_fd)
     return ""
+
+
+@cache
+def btf_name(ending: str) -> bool:
+    """Return whether the kernel's BTF has a name that ends so: an enumerator, a type, a function.
+
+    What was never merged has no stable number; its name tells.
+    """
+    try:
+        return f"{ending}\0".encode() in Path("/sys/kernel/btf/vmlinux").read_bytes()
+    except OSError:
+        return False
 
 
 def available_memory(needed_mib: int, what: str) -> str:

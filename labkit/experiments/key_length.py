@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: MIT
+"""Long keys of a hash map: what their length costs, in time and in memory."""
+
+import ctypes
+import os
+import random
+import struct
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from labkit.errors import CannotRunError, LabkitError, UsageError
+from labkit.experiments._experiment import Experiment, Metric
+from labkit.experiments._parameters import Parameters, parameter
+from labkit.kernel import bpf, probe, programs, tasks
+from labkit.measuring.loop import Call, Case
+
+# Lengths of loops are what the verifier walks through in some 10 ms: there are many programs.
+CHUNK, CHUNKS = 20, 25
+
+COOKIE_BYTES = 8
+MAX_BYTES = 4096
+MAX_ENTRIES = 1_000_000
+#: More than this exceeds the caches of a CPU, so that nothing is to be warmed up.
+CACHED_BYTES = 32 << 20
+#: Maps are filled so many bytes at a time.
+BATCH_BYTES = 4 << 20
+
+FLAGS = {"normal": bpf.F_NO_PREALLOC, "preallocated": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyLengthParameters(Parameters):
+    """Which keys, how many, and what is done with them."""
+
+    variants: list[str] = parameter(
+        ["normal", "preallocated", "dynptr"],
+        "which variants to measure",
+        choices=("normal", "preallocated", "dynptr"),
+    )
+    operations: list[str] = parameter(
+        ["hit", "miss", "update_delete"],
+        "which operations to measure",
+        choices=("hit", "miss", "update_delete"),
+    )
+    data: list[str] = parameter(
+        ["random", "kallsyms", "btf"],
+        "which descriptions: of random length, the kernel's symbols, the strings of its BTF",
+        choices=("random", "kallsyms", "btf"),
+    )
+    bytes: list[int] = parameter(
+        [64, 128, 256, 512, 1024, 2048, 4096],
+        "longest random descriptions, in bytes",
+        minimum=64,
+        maximum=MAX_BYTES,
+    )
+    entries: int = parameter(
+        8192, "number of random descriptions of each length", minimum=1, maximum=MAX_ENTRIES
+    )
+    file: str = parameter("", "a file of descriptions to measure besides, one a line")
+    budget_s: float = parameter(
+        7.0, "seconds of timed rounds in each process", above=0, maximum=86_400
+    )
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Self:
+        """Check names and values, and that a file can be read, as `Parameters.parse` does."""
+        parsed = super().parse(given)
+        if not parsed.file:
+            return parsed
+        path = Path(parsed.file).absolute()
+        try:
+            with path.open("rb") as file:
+                _check_text(path, file.read(65_536))
+        except OSError as error:
+            raise _bad_file(path, error.strerror or str(error)) from None
+        # The measuring process may have another working directory.
+        return super().parse({**given, "file": str(path)})
+
+
+def _bad_file(path: Path, why: str) -> UsageError:
+    return UsageError(f"file: {path}: {why}; it takes a text file with one description a line")
+
+
+def _check_text(path: Path, content: bytes) -> None:
+    if not content.strip():
+        raise _bad_file(path, "it is empty")
+    if b"\0" in content:
+        raise _bad_file(path, f"it is binary (byte {content.index(0)} is zero)")
+
+
+# -- descriptions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeySet:
+    """Distinct descriptions, none of them empty, and what was left out of them."""
+
+    labels: Mapping[str, str | int]
+    descriptions: Sequence[bytes]
+    max_bytes: int
+    notes: Sequence[str] = ()
+
+    @property
+    def key_bytes(self) -> int:
+        """Return the size of a key: cookie, and description padded to the longest."""
+        return COOKIE_BYTES + self.max_bytes
+
+    def keys(self, indices: Sequence[int], each_bytes: int) -> ctypes.Array[ctypes.c_char]:
+        """Return the keys of these indices one behind the other, padded to so many bytes each."""
+        chosen = (self.descriptions[index] for index in indices)
+        joined = b"".join(
+            (struct.pack("=Q", len(one)) + one).ljust(each_bytes, b"\0") for one in chosen
+        )
+        return ctypes.create_string_buffer(joined, len(joined))
+
+
+def needed_mib(entries: int, max_bytes: int, maps: int) -> int:
+    """Return about how much memory an array of keys and so many hash maps of them take.
+
+    An allocator rounds an element, 56 bytes more than its key, to a power of two.
+    """
+    key_bytes = COOKIE_BYTES + max_bytes
+    element_bytes = 1 << (key_bytes + 56 - 1).bit_length()
+    return 1 + (entries * (key_bytes + COOKIE_BYTES + maps * element_bytes) >> 20)
+
+
+def random_descriptions(count: int, max_bytes: int) -> list[bytes]:
+    """Return distinct texts of printable characters, their lengths uniform in 1..max_bytes.
+
+    They are the same every time, so that kernels are compared with the same keys. The few short
+    texts that there are may run out; longer ones take their place.
+    """
+    source = random.Random(max_bytes)
+    printable = bytes(33 + value % 94 for value in range(256))
+    found: dict[bytes, None] = {}
+    while len(found) < count:
+        length = source.randint(1, max_bytes)
+        found[source.randbytes(length).translate(printable)] = None
+    return list(found)
+
+
+def distinct(lines: Sequence[bytes], origin: str) -> tuple[list[bytes], list[str]]:
+    """Return the usable lines, each once and at most 4096 bytes long, and what was done to them.
+
+    Empty lines and duplicates are left out, long ones cut; the notes say how many.
+    """
+    filled = [line for line in lines if line]
+    cut = [line[:MAX_BYTES] for line in filled]
+    once = list(dict.fromkeys(cut))
+    kept = once[:MAX_ENTRIES]
+    counts = {
+        "empty lines left out": len(lines) - len(filled),
+        f"cut to {MAX_BYTES:,} bytes": sum(len(line) > MAX_BYTES for line in filled),
+        "duplicates left out": len(cut) - len(once),
+        f"over {MAX_ENTRIES:,} left out": len(once) - len(kept),
+    }
+    return kept, [f"{origin}: {count:,} {what}" for what, count in counts.items() if count]
+
+
+def _symbols() -> list[bytes]:
+    lines = Path("/proc/kallsyms").read_bytes().splitlines()
+    return list(dict.fromkeys(line.split()[2] for line in lines))
+
+
+def _btf_strings() -> list[bytes]:
+    content = Path("/sys/kernel/btf/vmlinux").read_bytes()
+    # struct btf_header: magic, version, flags, hdr_len, type_off, type_len, str_off, str_len
+    header, _, _, offset, length = struct.unpack_from("=IIIII", content, 4)
+    strings = content[header + offset : header + offset + length].split(b"\0")
+    return list(dict.fromkeys(strings))
+
+
+def _lines(path: Path) -> list[bytes]:
+    content = path.read_bytes()
+    _check_text(path, content)
+    return content.removesuffix(b"\n").split(b"\n")
+
+
+def key_sets(parameters: KeyLengthParameters) -> Iterator[KeySet]:
+    """Yield the wanted sets; one that the kernel does not show is empty and has a note."""
+    if "random" in parameters.data:
+        for longest in parameters.bytes:
+            made = random_descriptions(parameters.entries, longest)
+            yield KeySet({"bytes": longest}, made, longest)
+    sources: dict[str, Callable[[], list[bytes]]] = {"kallsyms": _symbols, "btf": _btf_strings}
+    for name, source in sources.items():
+        if name in parameters.data:
+            try:
+                kept, _ = distinct(source(), name)
+            except OSError as error:
+                yield KeySet({"data": name}, (), 0, [f"{name} left out: {error}"])
+                continue
+            yield KeySet({"data": name}, kept, max(map(len, kept)))
+    if parameters.file:
+        kept, notes = distinct(_lines(Path(parameters.file)), parameters.file)
+        yield KeySet({"data": "file"}, kept, max(map(len, kept)), notes)
+
+
+# -- maps and programs ----------------------------------------------------------------------------
+
+
+def requirements(parameters: KeyLengthParameters) -> Mapping[str, str]:
+    """Return for each variant why it is not available here, or the empty text."""
+    maps = len(set(parameters.variants) & FLAGS.keys())
+    sizes = parameters.bytes if "random" in parameters.data else []
+    needed = sum(needed_mib(parameters.entries, size, maps) for size in sizes)
+    hash_map = (
+        probe.program_type("raw_tracepoint")
+        or probe.open_files(64 + 7 * maps * (len(sizes) + 3))
+        or probe.available_memory(needed, f"keys of {len(sizes)} lengths")
+    )
+    dynptr = "" if probe.btf_name("DYNPTR_IN_KEY") else "BPF_F_DYNPTR_IN_KEY is not in this kernel"
+    return {
+        variant: hash_map if variant in FLAGS else dynptr or "labkit has no program for it yet"
+        for variant in parameters.variants
+    }
+
+
+@contextmanager
+def cases(parameters: KeyLengthParameters, variants: Sequence[str]) -> Iterator[list[Case]]:
+    """Make and fill the maps, load the programs, check the work, and yield the cases."""
+    with (
+        ExitStack() as held,
+        programs.compiled(EXPERIMENT.source, {"CHUNK": CHUNK, "CHUNKS": CHUNKS}) as loaded,
+        tasks.pinned_workers(1, parameters.cpu) as (worker,),
+    ):
+        made, checks = [], []
+        for keys in key_sets(parameters):
+            if not keys.descriptions:
+                continue
+            why = probe.available_memory(
+                needed_mib(len(keys.descriptions), keys.max_bytes, len(variants)),
+                f"{len(keys.descriptions):,} keys of {keys.key_bytes:,} bytes",
+            )
+            if why:
+                raise CannotRunError(f"{' '.join(map(str, keys.labels.values()))}: {why}")
+            array_fd = _made(held, bpf.MAP_TYPE_ARRAY, keys, 0)
+            for variant in variants:
+                hash_fd = _made(held, bpf.MAP_TYPE_HASH, keys, FLAGS[variant])
+                maps = {"lab_hash": hash_fd, "lab_keys": array_fd}
+                in_order = bpf.RawTracepointRun(loaded.raw_tracepoint("lab_in_order", maps))
+                checks.append((variant, keys, in_order))
+                made += _cases(loaded, maps, variant, keys, parameters.operations, worker)
+        for check in checks:
+            worker.submit(_check, *check).result()
+        yield made
+        for check in checks:
+            worker.submit(_check, *check).result()
+
+
+def _made(held: ExitStack, map_type: int, keys: KeySet, flags: int) -> int:
+    """Make and fill a map; return its descriptor, closed with the context.
+
+    In the array, the keys lie in order and each is followed by 8 bytes of zero. A hash map gets
+    them in another order, as a map does in use, so that the elements' memory is not in order.
+    """
+    entries = len(keys.descriptions)
+    in_array = map_type == bpf.MAP_TYPE_ARRAY
+    if in_array:
+        name, sizes = "lab_keys", (4, keys.key_bytes + COOKIE_BYTES)
+    else:
+        name, sizes = "lab_hash", (keys.key_bytes, 4)
+    descriptor = bpf.create_map(map_type, name, *sizes, entries, flags)
+    held.callback(os.close, descriptor)
+    order: Sequence[int] = range(entries)
+    if not in_array:
+        order = random.Random(entries).sample(order, entries)
+    many = max(1, BATCH_BYTES // sum(sizes))
+    for start in range(0, entries, many):
+        indices = array("I", order[start : start + many])
+        numbers = (ctypes.c_uint32 * len(indices)).from_buffer(indices)
+        texts = keys.keys(indices, max(sizes))
+        pair = (numbers, texts) if in_array else (texts, numbers)
+        bpf.update_batch(descriptor, *pair, len(indices))
+    return descriptor
+
+
+def _check(variant: str, keys: KeySet, in_order: bpf.RawTracepointRun) -> None:
+    """Look every key up, and what begins 8 bytes after it.
+
+    The latter is never a key. Its cookie would be the first 8 bytes of a description, and to be
+    the length of one, at most 4096, all but two of those would be zero: then the description is
+    no longer than them, and what follows is empty, as no description of a key is.
+    """
+    entries, step = len(keys.descriptions), 256
+    for start in range(0, entries, step):
+        turns = min(step, entries - start)
+        for operation, offset in (("hit", 0), ("miss", COOKIE_BYTES)):
+            done = in_order(turns, start, entries, offset)
+            if done != turns:
+                labels = " ".join(map(str, keys.labels.values()))
+                raise LabkitError(f"{variant} {labels}: key {start + done} was no {operation}")
+
+
+def _cases(
+    loaded: programs.Programs,
+    maps: Mapping[str, int],
+    variant: str,
+    keys: KeySet,
+    operations: Sequence[str],
+    worker: Executor,
+) -> Iterator[Case]:
+    entries = len(keys.descriptions)
+    cached = entries * 2 * keys.key_bytes <= CACHED_BYTES
+
+    def pair(name: str) -> tuple[int, int]:
+        without = programs.Without("lab_hash")
+        return loaded.raw_tracepoint(name, maps), loaded.raw_tracepoint(name, maps, without)
+
+    def caller(program: int, each: int, offset: int) -> Callable[[int], Call]:
+        run = bpf.RawTracepointRun(program)
+        position = 0
+
+        def call(operations: int) -> Call:
+            nonlocal position
+            turns = operations // each
+            elapsed_ns = run(turns // CHUNK, position, entries, offset)
+            if not elapsed_ns:
+                raise LabkitError(f"{variant}: an update or delete failed")
+            position = (position + turns) % entries
+            return Call(operations, elapsed_ns)
+
+        return call
+
+    lookup = pair("lab_lookup") if {"hit", "miss"} & set(operations) else None
+    for operation in operations:
+        if lookup is None or operation == "update_delete":
+            (timed, control), each, offset = pair("lab_delete_update"), 2, 0
+        else:
+            (timed, control), each = lookup, 1
+            offset = COOKIE_BYTES if operation == "miss" else 0
+        yield Case(
+            {"variant": variant, "operation": operation, **keys.labels},
+            timed=caller(timed, each, offset),
+            control=caller(control, each, offset),
+            operations=range(each * CHUNK, each * CHUNK * CHUNKS + 1, each * CHUNK),
+            worker=worker,
+            warm_up=each * entries if cached else 0,
+        )
+
+
+EXPERIMENT = Experiment(
+    name="key-length",
+    question="What does a long key of a hash map cost, and would a variable-length key pay?",
+    parameters=KeyLengthParameters,
+    labels=("variant", "operation", "bytes", "data"),
+    metrics=(
+        Metric("operation_ns", "ns/op", "time per operation"),
+        Metric("operations_mops", "Mops/s", "operations", count="operations"),
+    ),
+    requirements=requirements,
+    cases=cases,
+    quick={"bytes": [64, 256, 1024, 4096], "budget_s": 4.0},
+    repeat=6,
+)
