@@ -68,7 +68,7 @@ def test_a_program_is_bound_to_another_map_and_its_control_leaves_out_the_calls_
     definitions = {"CHUNK": 100, "CHUNKS": 1}
     has = (0, 1)
     with programs.compiled(paths.BPF / "hashmap_update.c", definitions) as loaded:
-        made = bpf.create_map(bpf.MAP_TYPE_HASH, "lab_made", 4, 8, 10)
+        made = bpf.create_map("lab_made", bpf.MAP_TYPE_HASH, key_bytes=4, value_bytes=8, entries=10)
         try:
             one = ctypes.c_uint32 * 1
             bpf.update_batch(made, one(1), (ctypes.c_uint64 * 1)(5), 1)

@@ -82,7 +82,13 @@ def _case(
     held: ExitStack, loaded: programs.Programs, variant: str, flavour: str, worker: Executor
 ) -> Case:
     loop = LOOPS[variant]
-    descriptor = bpf.create_map(bpf.MAP_TYPE_HASH, "lab_hash", 4, 8, ENTRIES, FLAGS[flavour])
+    descriptor = bpf.create_map(
+        *("lab_hash", bpf.MAP_TYPE_HASH),
+        key_bytes=4,
+        value_bytes=8,
+        entries=ENTRIES,
+        flags=FLAGS[flavour],
+    )
     held.callback(os.close, descriptor)
     if loop.filled:
         keys = (ctypes.c_uint32 * loop.filled)(*range(loop.filled))

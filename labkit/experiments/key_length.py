@@ -265,7 +265,14 @@ def _made(held: ExitStack, map_type: int, keys: KeySet, flags: int) -> int:
         name, sizes = "lab_keys", (4, keys.key_bytes + COOKIE_BYTES)
     else:
         name, sizes = "lab_hash", (keys.key_bytes, 4)
-    descriptor = bpf.create_map(map_type, name, *sizes, entries, flags)
+    key_bytes, value_bytes = sizes
+    descriptor = bpf.create_map(
+        *(name, map_type),
+        key_bytes=key_bytes,
+        value_bytes=value_bytes,
+        entries=entries,
+        flags=flags,
+    )
     held.callback(os.close, descriptor)
     order: Sequence[int] = range(entries)
     if not in_array:

@@ -124,20 +124,6 @@ class RawTracepointRun:
 # -- maps -----------------------------------------------------------------------------------------
 
 
-def create_map(
-    map_type: int, name: str, key_bytes: int, value_bytes: int, entries: int, flags: int = 0
-) -> int:
-    """Create a map; return its descriptor."""
-    return bpf(
-        MAP_CREATE,
-        _attributes(
-            "IIIIIII16s",
-            *(map_type, key_bytes, value_bytes, entries, flags, 0, 0),
-            name.encode()[:15],
-        ),
-    )
-
-
 def update_batch(
     map_fd: int, keys: ctypes.Array[Any], values: ctypes.Array[Any], count: int
 ) -> None:
@@ -158,6 +144,20 @@ def update_batch(
             map_fd,
             0,
             0,
+        ),
+    )
+
+
+def create_map(
+    name: str, map_type: int, *, key_bytes: int, value_bytes: int, entries: int, flags: int = 0
+) -> int:
+    """Create a map; return its descriptor."""
+    return bpf(
+        MAP_CREATE,
+        _attributes(
+            "IIIIIII16s",
+            *(map_type, key_bytes, value_bytes, entries, flags, 0, 0),
+            name.encode()[:15],
         ),
     )
 
