@@ -17,7 +17,10 @@ from labkit.errors import CannotRunError, LabkitError
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status; errors are one line on standard error."""
     try:
-        options = _parser().parse_args(arguments)
+        parser = _parser()
+        options, options.more = parser.parse_known_args(arguments)
+        if options.more and options.command is not _test:
+            parser.error(f"unrecognized arguments: {' '.join(options.more)}")
         status: int = options.command(options)
         return status
     except LabkitError as error:
@@ -64,9 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     report = add("report", _report, "render the report of a recorded run again")
     report.add_argument("run", nargs="?", default="last", help="folder, id, or its beginning")
     add("benchmark", _benchmark, "what the harness itself costs on this machine")
-    test = add("test", _test, "run the tests")
+    test = add("test", _test, "run the tests; what else is given goes to pytest")
     test.add_argument("--fast", action="store_true", help="leave out guests and the browser")
-    test.add_argument("pytest", nargs=argparse.REMAINDER, help="more for pytest")
     measure = add("measure", _measure, "parameters (JSON) in, journal out: the measuring process")
     measure.add_argument("experiment")
     return parser
@@ -129,7 +131,7 @@ def _value(text: str) -> Any:
 def _show(options: argparse.Namespace) -> int:
     from labkit import api
 
-    print(api.load(options.run).table())
+    print(api.load(options.run).table(), end="")
     return 0
 
 
@@ -151,4 +153,4 @@ def _test(options: argparse.Namespace) -> int:
     import pytest
 
     chosen = ["-m", "not slow"] if options.fast else []
-    return int(pytest.main([*chosen, *options.pytest, f"--rootdir={paths.ROOT}"]))
+    return int(pytest.main([*chosen, *options.more, f"--rootdir={paths.ROOT}"]))

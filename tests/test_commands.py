@@ -159,7 +159,7 @@ def test_what_is_interrupted_or_killed_leaves_a_partial_run_and_nothing_else(hom
     assert wait_until(lambda: not any(Path(f"/proc/{one}").exists() for one in family))
     assert wait_until(lambda: not bpf.own_objects())
     assert Run.read(folder).status == "partial"
-    assert "partial" in lab("show", folder.name).stdout
+    assert "PARTIAL: " in lab("show", folder.name).stdout
 
 
 @needs_kernel
