@@ -8,10 +8,10 @@ import argparse
 import os
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from labkit import paths
-from labkit.errors import CannotRunError, LabkitError
+from labkit.errors import CannotRunError, LabkitError, UsageError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,10 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line, as every command does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.prog} --help says what is accepted")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lab", description="Measure BPF on real kernels.", allow_abbrev=False
-    )
+    parser = _Parser(prog="lab", description="Measure BPF on real kernels.", allow_abbrev=False)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(name: str, function: Any, help: str) -> argparse.ArgumentParser:
