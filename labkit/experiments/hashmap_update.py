@@ -50,8 +50,8 @@ LOOPS = {
 class HashmapUpdateParameters(Parameters):
     """Which loops on which maps."""
 
-    variants: list[str] = parameter(list(LOOPS), "which loops to measure", choices=tuple(LOOPS))
-    maps: list[str] = parameter(list(FLAGS), "which hash maps to measure", choices=tuple(FLAGS))
+    variants: list[str] = parameter(list(FLAGS), "which hash maps to measure", choices=tuple(FLAGS))
+    loops: list[str] = parameter(list(LOOPS), "which loops to measure", choices=tuple(LOOPS))
     budget_s: float = parameter(
         8.0, "seconds of timed rounds in each process", above=0, maximum=86_400
     )
@@ -72,22 +72,22 @@ def cases(parameters: HashmapUpdateParameters, variants: Sequence[str]) -> Itera
         tasks.pinned_workers(1, parameters.cpu) as (worker,),
     ):
         yield [
-            _case(held, loaded, variant, flavour, worker)
+            _case(held, loaded, variant, name, worker)
+            for name in parameters.loops
             for variant in variants
-            for flavour in parameters.maps
         ]
 
 
 def _case(
-    held: ExitStack, loaded: programs.Programs, variant: str, flavour: str, worker: Executor
+    held: ExitStack, loaded: programs.Programs, variant: str, name: str, worker: Executor
 ) -> Case:
-    loop = LOOPS[variant]
+    loop = LOOPS[name]
     descriptor = bpf.create_map(
         *("lab_hash", bpf.MAP_TYPE_HASH),
         key_bytes=4,
         value_bytes=8,
         entries=ENTRIES,
-        flags=FLAGS[flavour],
+        flags=FLAGS[variant],
     )
     held.callback(os.close, descriptor)
     if loop.filled:
@@ -96,7 +96,7 @@ def _case(
     maps = {"lab_hash": descriptor}
     has = bpf.RawTracepointRun(loaded.raw_tracepoint("lab_has", maps))
     if has(0, loop.key) != (loop.key < loop.filled):
-        raise LabkitError(f"{variant} {flavour}: the map is not filled as it has to be")
+        raise LabkitError(f"{variant} {name}: the map is not filled as it has to be")
 
     def caller(program: int) -> Callable[[int], Call]:
         run = bpf.RawTracepointRun(program)
@@ -104,7 +104,7 @@ def _case(
         def call(operations: int) -> Call:
             elapsed_ns = run(operations // loop.operations // CHUNK, loop.key)
             if not elapsed_ns:
-                raise LabkitError(f"{variant} {flavour}: an operation did not end as it has to")
+                raise LabkitError(f"{variant} {name}: an operation did not end as it has to")
             return Call(operations, elapsed_ns, {"events": operations // loop.event})
 
         return call
@@ -112,7 +112,7 @@ def _case(
     chunk = CHUNK * loop.operations
     without = programs.Without("lab_hash", loop.result)
     return Case(
-        {"variant": variant, "map": flavour},
+        {"variant": variant, "loop": name},
         timed=caller(loaded.raw_tracepoint(loop.program, maps)),
         control=caller(loaded.raw_tracepoint(loop.program, maps, without)),
         operations=range(chunk, chunk * CHUNKS + 1, chunk),
@@ -124,7 +124,7 @@ EXPERIMENT = Experiment(
     name="hashmap-update",
     question="What do updates of a full hash map cost, and the classic loops on one key?",
     parameters=HashmapUpdateParameters,
-    labels=("variant", "map"),
+    labels=("variant", "loop"),
     metrics=(
         Metric("operation_ns", "ns/op", "time per map operation"),
         Metric("events_mops", "Mops/s", "events", count="events"),

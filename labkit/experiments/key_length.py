@@ -5,7 +5,6 @@ import ctypes
 import os
 import random
 import struct
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
@@ -229,7 +228,8 @@ def cases(parameters: KeyLengthParameters, variants: Sequence[str]) -> Iterator[
         programs.compiled(EXPERIMENT.source, {"CHUNK": CHUNK, "CHUNKS": CHUNKS}) as loaded,
         tasks.pinned_workers(1, parameters.cpu) as (worker,),
     ):
-        made, checks = [], []
+        made: list[Case] = []
+        checks = []
         for keys in key_sets(parameters):
             if not keys.descriptions:
                 continue
@@ -239,9 +239,9 @@ def cases(parameters: KeyLengthParameters, variants: Sequence[str]) -> Iterator[
             )
             if why:
                 raise CannotRunError(f"{' '.join(map(str, keys.labels.values()))}: {why}")
-            array_fd = _made(held, bpf.MAP_TYPE_ARRAY, keys, 0)
+            array_fd = _array_of_keys(held, keys)
             for variant in variants:
-                hash_fd = _made(held, bpf.MAP_TYPE_HASH, keys, FLAGS[variant])
+                hash_fd = _hash_of_keys(held, keys, FLAGS[variant])
                 maps = {"lab_hash": hash_fd, "lab_keys": array_fd}
                 in_order = bpf.RawTracepointRun(loaded.raw_tracepoint("lab_in_order", maps))
                 checks.append((variant, keys, in_order))
@@ -253,38 +253,47 @@ def cases(parameters: KeyLengthParameters, variants: Sequence[str]) -> Iterator[
             worker.submit(_check, *check).result()
 
 
-def _made(held: ExitStack, map_type: int, keys: KeySet, flags: int) -> int:
-    """Make and fill a map; return its descriptor, closed with the context.
+def _array_of_keys(held: ExitStack, keys: KeySet) -> int:
+    """Make an array of the keys, each followed by 8 bytes of zero; return its descriptor."""
+    entries, value_bytes = len(keys.descriptions), keys.key_bytes + COOKIE_BYTES
+    descriptor = bpf.create_map(
+        *("lab_keys", bpf.MAP_TYPE_ARRAY), key_bytes=4, value_bytes=value_bytes, entries=entries
+    )
+    held.callback(os.close, descriptor)
+    for indices, numbers in _batches(range(entries), value_bytes):
+        bpf.update_batch(descriptor, numbers, keys.keys(indices, value_bytes), len(indices))
+    return descriptor
 
-    In the array, the keys lie in order and each is followed by 8 bytes of zero. A hash map gets
-    them in another order, as a map does in use, so that the elements' memory is not in order.
+
+def _hash_of_keys(held: ExitStack, keys: KeySet, flags: int) -> int:
+    """Make a hash map from keys to their indices; return its descriptor.
+
+    It is filled in another order than that of the array, so that the memory of its elements is in
+    no order, as in a map that has been in use.
     """
     entries = len(keys.descriptions)
-    in_array = map_type == bpf.MAP_TYPE_ARRAY
-    if in_array:
-        name, sizes = "lab_keys", (4, keys.key_bytes + COOKIE_BYTES)
-    else:
-        name, sizes = "lab_hash", (keys.key_bytes, 4)
-    key_bytes, value_bytes = sizes
     descriptor = bpf.create_map(
-        *(name, map_type),
-        key_bytes=key_bytes,
-        value_bytes=value_bytes,
+        *("lab_hash", bpf.MAP_TYPE_HASH),
+        key_bytes=keys.key_bytes,
+        value_bytes=4,
         entries=entries,
         flags=flags,
     )
     held.callback(os.close, descriptor)
-    order: Sequence[int] = range(entries)
-    if not in_array:
-        order = random.Random(entries).sample(order, entries)
-    many = max(1, BATCH_BYTES // sum(sizes))
-    for start in range(0, entries, many):
-        indices = array("I", order[start : start + many])
-        numbers = (ctypes.c_uint32 * len(indices)).from_buffer(indices)
-        texts = keys.keys(indices, max(sizes))
-        pair = (numbers, texts) if in_array else (texts, numbers)
-        bpf.update_batch(descriptor, *pair, len(indices))
+    order = random.Random(entries).sample(range(entries), entries)
+    for indices, numbers in _batches(order, keys.key_bytes):
+        bpf.update_batch(descriptor, keys.keys(indices, keys.key_bytes), numbers, len(indices))
     return descriptor
+
+
+def _batches(
+    order: Sequence[int], each_bytes: int
+) -> Iterator[tuple[Sequence[int], ctypes.Array[ctypes.c_uint32]]]:
+    """Yield the indices in groups that take some MiB, as they are and as an array for bpf(2)."""
+    many = max(1, BATCH_BYTES // each_bytes)
+    for start in range(0, len(order), many):
+        indices = order[start : start + many]
+        yield indices, (ctypes.c_uint32 * len(indices))(*indices)
 
 
 def _check(variant: str, keys: KeySet, in_order: bpf.RawTracepointRun) -> None:

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from labkit.measuring.statistics import COVERAGE, MINIMUM_REPETITIONS, Level
-
-Floats = NDArray[np.float64]
+from labkit.measuring import bootstrap
+from labkit.measuring.bootstrap import Floats
+from labkit.measuring.statistics import Level
 
 #: One more than the model has parameters.
 MINIMUM_SIZES = 5
@@ -29,7 +29,6 @@ MINIMUM_SIZES = 5
 BIC_MARGIN = 10.0
 #: Squared logarithm of a cost that is known to a millionth; no difference below it is real.
 _NEGLIGIBLE = 1e-12
-_PLURAL: dict[Level, str] = {"boot": "boots", "process": "processes", "round": "rounds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,9 @@ def fit_cache(sizes: Sequence[int], cost_ns: ArrayLike) -> CacheFit:
     Of several c that fit equally well the smallest is taken (see `CacheFit.slots_high`), and all of
     b where a and b cannot be told apart.
     """
-    n, (cost,) = _sorted(sizes, np.asarray(cost_ns, dtype=np.float64)[np.newaxis], MINIMUM_SIZES)
+    n, (cost,) = bootstrap.sorted_sizes(
+        sizes, np.asarray(cost_ns, dtype=np.float64)[np.newaxis], MINIMUM_SIZES
+    )
     _check_costs(n, cost)
     log_cost = np.log(cost)
     return _choose(n, log_cost, _profile(n, log_cost))
@@ -196,23 +197,23 @@ def bootstrap_cache_fit(
     A size whose median in a resample is missing or not above 0 is left out of that resample; a
     resample left with fewer than `MINIMUM_SIZES` is left out altogether.
     """
-    n, repetitions = _measured(sizes, repetitions_ns, MINIMUM_SIZES)
-    medians = _medians(repetitions.T)
+    n, repetitions = bootstrap.measured_sizes(sizes, repetitions_ns, MINIMUM_SIZES)
+    medians = bootstrap.medians(repetitions.T)
     fit = fit_cache(n.tolist(), medians)
-    log_cost = _log(_resampled_medians(repetitions, resamples, seed))
+    log_cost = _log(bootstrap.resampled_medians(repetitions, resamples, seed))
     log_cost = log_cost[np.sum(~np.isnan(log_cost), axis=1) >= MINIMUM_SIZES]
     profiles = _profiles(n, log_cost, np.log(medians))
     fits = [_choose(n, row, profile) for row, profile in zip(log_cost, profiles, strict=True)]
-    coverage, method = _method(len(repetitions), len(fits), level)
+    coverage, method = bootstrap.method(len(repetitions), len(fits), level)
     return CacheFitInterval(
         fit=fit,
         slots=(
-            int(_percentiles([one.slots for one in fits], coverage)[0]),
-            int(_percentiles([one.slots_high for one in fits], coverage)[1]),
+            int(bootstrap.percentiles([one.slots for one in fits], coverage)[0]),
+            int(bootstrap.percentiles([one.slots_high for one in fits], coverage)[1]),
         ),
-        hit_ns=_percentiles([one.hit_ns for one in fits], coverage),
-        a_ns=_percentiles([one.a_ns for one in fits], coverage),
-        b_ns_per_map=_percentiles([one.b_ns_per_map for one in fits], coverage),
+        hit_ns=bootstrap.percentiles([one.hit_ns for one in fits], coverage),
+        a_ns=bootstrap.percentiles([one.a_ns for one in fits], coverage),
+        b_ns_per_map=bootstrap.percentiles([one.b_ns_per_map for one in fits], coverage),
         coverage=coverage,
         cliff_share=sum(one.cliff for one in fits) / len(fits),
         method=method,
@@ -241,7 +242,7 @@ def crossing(sizes: Sequence[int], cost_ns: ArrayLike, level_ns: float) -> float
     ValueError
         For other sizes, costs or level.
     """
-    n, (cost,) = _sorted(sizes, np.asarray(cost_ns, dtype=np.float64)[np.newaxis], 1)
+    n, (cost,) = bootstrap.sorted_sizes(sizes, np.asarray(cost_ns, dtype=np.float64)[np.newaxis], 1)
     _check_costs(n, cost)
     if not 0 < level_ns < np.inf:
         raise ValueError(f"level {level_ns} ns: must be above 0 and finite")
@@ -271,19 +272,19 @@ def bootstrap_crossing(
     ValueError
         As `crossing`, or if there are fewer than two repetitions, or not as many levels.
     """
-    n, repetitions = _measured(sizes, repetitions_ns, 1)
-    levels = _repetitions(level_repetitions_ns)
+    n, repetitions = bootstrap.measured_sizes(sizes, repetitions_ns, 1)
+    levels = bootstrap.repeated(level_repetitions_ns)
     if levels.shape != (len(repetitions),):
         raise ValueError(f"levels of shape {levels.shape} for {len(repetitions)} repetitions")
-    maps = crossing(n.tolist(), _medians(repetitions.T), float(_medians(levels)))
-    drawn = _resampled_medians(np.column_stack([repetitions, levels]), resamples, seed)
+    maps = crossing(n.tolist(), bootstrap.medians(repetitions.T), float(bootstrap.medians(levels)))
+    drawn = bootstrap.resampled_medians(np.column_stack([repetitions, levels]), resamples, seed)
     found = [
         _crossing(n[~np.isnan(row[:-1])], row[:-1][~np.isnan(row[:-1])], row[-1])
         for row in _log(drawn)
         if not (np.isnan(row[-1]) or np.all(np.isnan(row[:-1])))
     ]
-    coverage, method = _method(len(repetitions), len(found), level)
-    low, high = _percentiles(found, coverage)
+    coverage, method = bootstrap.method(len(repetitions), len(found), level)
+    low, high = bootstrap.percentiles(found, coverage)
     return CrossingInterval(
         maps=maps,
         low=_within(low),
@@ -440,71 +441,9 @@ def _within(maps: float) -> float | None:
     return maps if np.isfinite(maps) else None
 
 
-def _medians(values: Floats) -> Floats:
-    """Return medians over the last axis that pass over nan; nan where there is nothing else."""
-    ordered = np.sort(values, axis=-1)
-    count = np.sum(~np.isnan(ordered), axis=-1, keepdims=True)
-    middle = np.concatenate([(count - 1) // 2, count // 2], axis=-1)
-    medians: Floats = np.take_along_axis(ordered, middle, axis=-1).mean(axis=-1)
-    return medians
-
-
-def _resampled_medians(repetitions: Floats, resamples: int, seed: int) -> Floats:
-    """Return the median of each column in each resample of rows, shape (resamples, columns)."""
-    count = len(repetitions)
-    rows = np.random.default_rng(seed).integers(0, count, (resamples, count))
-    return np.column_stack([_medians(column[rows]) for column in repetitions.T])
-
-
 def _log(costs: Floats) -> Floats:
     """Return logarithms, nan where there is none."""
     return np.log(np.where(costs > 0, costs, np.nan))
-
-
-def _percentiles(values: Sequence[float], coverage: float | None) -> tuple[float, float]:
-    """Return the order statistics that leave out half of what is not covered at either end."""
-    ordered = np.sort(values)
-    out = int((1 - coverage) / 2 * len(ordered)) if coverage else 0
-    return float(ordered[out]), float(ordered[-1 - out])
-
-
-def _method(repetitions: int, resamples: int, level: Level) -> tuple[float | None, str]:
-    what = f"{resamples} resamples of {repetitions} {_PLURAL[level]}"
-    if repetitions < MINIMUM_REPETITIONS:
-        return None, f"range of {what}: too few for an interval"
-    return COVERAGE, f"{100 * COVERAGE:g} % percentile bootstrap, {what}"
-
-
-def _sorted(sizes: Sequence[int], rows: Floats, least: int) -> tuple[Floats, Floats]:
-    """Return sizes ascending, and the columns of rows in that order."""
-    n = np.asarray(sizes, dtype=np.float64)
-    if rows.ndim != 2 or n.shape != rows.shape[1:]:
-        raise ValueError(f"costs of shape {rows.shape[1:]} for {n.size} sizes")
-    for size, count in zip(*np.unique(n, return_counts=True), strict=True):
-        if size < 1 or size % 1 or count > 1:
-            raise ValueError(f"size {size:g}: must be a whole number from 1, given once")
-    if len(n) < least:
-        raise ValueError(f"{len(n)} sizes: at least {least} are needed")
-    order = np.argsort(n)
-    return n[order], rows[:, order]
-
-
-def _measured(sizes: Sequence[int], repetitions_ns: ArrayLike, least: int) -> tuple[Floats, Floats]:
-    """Return sizes measured at least once, ascending, and the repetitions of those."""
-    n, repetitions = _sorted(sizes, _repetitions(repetitions_ns), 1)
-    if len(repetitions) < 2:
-        raise ValueError(f"{len(repetitions)} repetition: a bootstrap needs at least 2")
-    measured = ~np.all(np.isnan(repetitions), axis=0)
-    if np.sum(measured) < least:
-        raise ValueError(f"{np.sum(measured)} measured sizes: at least {least} are needed")
-    return n[measured], repetitions[:, measured]
-
-
-def _repetitions(values_ns: ArrayLike) -> Floats:
-    values = np.asarray(values_ns, dtype=np.float64)
-    if np.any(np.isinf(values)):
-        raise ValueError("infinite cost: must be finite, or nan where there is none")
-    return values
 
 
 def _check_costs(n: Floats, cost_ns: Floats) -> None:
