@@ -56,6 +56,8 @@ class Curve:
         The label on the horizontal axis.
     variants
         Of which a curve is drawn each.
+    where
+        Other labels' values of the cases that are drawn.
     levels
         Variants without that label, drawn as horizontal lines, with the label that tells the
         lines of one variant apart.
@@ -75,6 +77,7 @@ class Curve:
     x_title: str
     variants: Sequence[str]
     alternative: str
+    where: Mapping[str, str] = field(default_factory=dict)
     levels: Mapping[str, str] = field(default_factory=dict)
     published: Sequence[Published] = ()
     share_of: str = ""
@@ -93,6 +96,33 @@ class Cliff:
     x: str
     operation: str
     against: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A cost that grows in a straight line with a counted label, for each value of another one.
+
+    Attributes
+    ----------
+    metric
+        The cost, of which the net is fitted.
+    x, each, from_x
+        The label, what one more of it is, and from which of its sizes on the line is fitted.
+    variants
+        Which are fitted, and said where one overtakes the other.
+    along
+        The label whose values are fitted each for itself.
+    published
+        Costs of one variant as a part of another's, in figures published; said where they cross.
+    """
+
+    metric: str
+    x: str
+    each: str
+    from_x: int
+    variants: Sequence[str]
+    along: str
+    published: Sequence[Published] = ()
 
 
 @dataclass(frozen=True)
@@ -125,6 +155,8 @@ class Experiment:
         What its plots show.
     cliff
         The cache to look for, where it is about one.
+    growth
+        What to fit a line to, where it is about that.
     """
 
     name: str
@@ -138,6 +170,7 @@ class Experiment:
     repeat: int = 1
     plots: Sequence[Curve] = ()
     cliff: Cliff | None = None
+    growth: Growth | None = None
 
     @property
     def stem(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from labkit.errors import CannotRunError, LabkitError, UsageError
-from labkit.experiments._experiment import Experiment, Metric
+from labkit.experiments._experiment import Curve, Experiment, Growth, Metric, Published
 from labkit.experiments._parameters import Parameters, parameter
 from labkit.kernel import bpf, probe, programs, tasks
 from labkit.measuring.loop import Call, Case
@@ -51,7 +51,7 @@ class KeyLengthParameters(Parameters):
         "which descriptions: of random length, the kernel's symbols, the strings of its BTF",
         choices=("random", "kallsyms", "btf"),
     )
-    bytes: list[int] = parameter(
+    longest: list[int] = parameter(
         [64, 128, 256, 512, 1024, 2048, 4096],
         "longest random descriptions, in bytes",
         minimum=64,
@@ -183,9 +183,9 @@ def _lines(path: Path) -> list[bytes]:
 def key_sets(parameters: KeyLengthParameters) -> Iterator[KeySet]:
     """Yield the wanted sets; one that the kernel does not show is empty and has a note."""
     if "random" in parameters.data:
-        for longest in parameters.bytes:
-            made = random_descriptions(parameters.entries, longest)
-            yield KeySet({"bytes": longest}, made, longest)
+        for max_bytes in parameters.longest:
+            made = random_descriptions(parameters.entries, max_bytes)
+            yield KeySet({"bytes": max_bytes}, made, max_bytes)
     sources: dict[str, Callable[[], list[bytes]]] = {"kallsyms": _symbols, "btf": _btf_strings}
     for name, source in sources.items():
         if name in parameters.data:
@@ -206,7 +206,7 @@ def key_sets(parameters: KeyLengthParameters) -> Iterator[KeySet]:
 def requirements(parameters: KeyLengthParameters) -> Mapping[str, str]:
     """Return for each variant why it is not available here, or the empty text."""
     maps = len(set(parameters.variants) & FLAGS.keys())
-    sizes = parameters.bytes if "random" in parameters.data else []
+    sizes = parameters.longest if "random" in parameters.data else []
     needed = sum(needed_mib(parameters.entries, size, maps) for size in sizes)
     hash_map = (
         probe.program_type("raw_tracepoint")
@@ -360,6 +360,38 @@ def _cases(
         )
 
 
+def _published(kind: str, figure: str, caption: str, share_of: str = "") -> Published:
+    return Published(
+        "dynptr_key.csv",
+        caption,
+        x="bytes",
+        y=figure,
+        where={"operation": kind, "data_set": "random"},
+        share_of=share_of,
+    )
+
+
+def _rate(operation: str, title: str, kind: str = "") -> Curve:
+    """Return the plot of an operation's rate beside published ones, if there are."""
+    return Curve(
+        name=f"rate-{operation.replace('_', '-')}",
+        title=title,
+        metric="operations_mops",
+        kind="raw",
+        x="bytes",
+        x_title="longest description, bytes",
+        variants=("normal", "preallocated", "dynptr"),
+        where={"operation": operation},
+        published=tuple(
+            _published(kind, f"{key}_mops", f"{key}, published 2024 (Xeon, v6.11)")
+            for key in ("normal", "dynptr")
+            if kind
+        ),
+        alternative=f"{title} against the greatest length of a key: the rate falls about as the "
+        "length grows; variable-length keys, as published, fall less.",
+    )
+
+
 EXPERIMENT = Experiment(
     name="key-length",
     question="What does a long key of a hash map cost, and would a variable-length key pay?",
@@ -371,6 +403,32 @@ EXPERIMENT = Experiment(
     ),
     requirements=requirements,
     cases=cases,
-    quick={"bytes": [64, 256, 1024, 4096], "budget_s": 4.0},
+    quick={"longest": [64, 256, 1024, 4096], "budget_s": 4.0},
     repeat=6,
+    plots=(
+        _rate("hit", "Lookups that find their key", "lookup"),
+        _rate("miss", "Lookups of a key that is not there"),
+        _rate("update_delete", "Updates and deletes", "update_delete"),
+    ),
+    growth=Growth(
+        metric="operation_ns",
+        x="bytes",
+        each="key byte",
+        from_x=256,
+        variants=("normal", "preallocated"),
+        along="operation",
+        published=(
+            _published(
+                "lookup", "dynptr_mops", "published 2024, hit, dynptr against normal", "normal_mops"
+            ),
+            _published(
+                *(
+                    "update_delete",
+                    "dynptr_mops",
+                    "published 2024, update_delete, dynptr against normal",
+                ),
+                "normal_mops",
+            ),
+        ),
+    ),
 )

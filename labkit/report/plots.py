@@ -14,11 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from labkit import paths
 from labkit.errors import UsageError
 from labkit.experiments import find
-from labkit.experiments._experiment import Curve, Published
+from labkit.experiments._experiment import Curve
 from labkit.report.findings import findings
+from labkit.report.published import published
 from labkit.report.summary import summary
 from labkit.report.tables import environment, repeated
 from labkit.store.run import Run
@@ -61,17 +61,6 @@ def encoded(figure: Figure, file_format: str) -> bytes:
     return buffer.getvalue()
 
 
-def published(described: Published) -> pd.DataFrame:
-    """Return the published rows that a plot draws, ascending on the horizontal axis."""
-    frame = pd.read_csv(paths.PUBLISHED / described.file, comment="#")
-    for column, value in described.where.items():
-        frame = frame[frame[column] == value]
-    if described.share_of:
-        frame = frame.assign(**{described.y: frame[described.y] / frame[described.share_of]})
-    # A zero is what the mail's three decimals left of a small rate.
-    return frame[frame[described.y] > 0].sort_values(described.x)
-
-
 def _curve(run: Run, curve: Curve) -> Figure:
     figure = Figure(figsize=(8, 5.4), layout="constrained")
     axes = figure.subplots()
@@ -105,6 +94,8 @@ def _curve(run: Run, curve: Curve) -> Figure:
 
 def _drawn(rows: pd.DataFrame, curve: Curve, labels: list[str]) -> pd.DataFrame:
     rows = rows[rows["kind"] == curve.kind]
+    for label, value in curve.where.items():
+        rows = rows[rows[label] == value]
     drawn = rows[rows["metric"] == curve.metric]
     if not curve.share_of:
         return drawn
@@ -116,7 +107,7 @@ def _drawn(rows: pd.DataFrame, curve: Curve, labels: list[str]) -> pd.DataFrame:
 
 
 def _series(axes: Axes, rows: pd.DataFrame, x: str, name: str, colour: Any, marker: str) -> None:
-    rows = rows[rows["median"] > 0].sort_values(x)
+    rows = rows[(rows["median"] > 0) & rows[x].notna()].sort_values(x)
     if rows.empty:
         return
     spread = [(rows["median"] - rows["low"]).to_numpy(), (rows["high"] - rows["median"]).to_numpy()]
@@ -198,7 +189,7 @@ def _dress(axes: Axes, run: Run, curve: Curve, rows: pd.DataFrame) -> None:
         fontsize=12,
         fontweight="bold",
     )
-    sizes = sorted(set(run.parameters[curve.x]))
+    sizes = [] if rows.empty else sorted(set(rows[curve.x].dropna()))
     axes.xaxis.set_major_locator(FixedLocator(list(_spaced(sizes))))
     axes.xaxis.set_minor_locator(NullLocator())
     plain = FuncFormatter(lambda value, _: f"{value:g}")

@@ -129,7 +129,7 @@ def matrix(
     """
     repetition = found.groupby([name for name in LEVELS if name in found.columns]).ngroup()
     found = found.assign(repetition=repetition)
-    rows = found[(found["metric"] == metric) & (found["kind"] == kind)]
+    rows = found[(found["metric"] == metric) & (found["kind"] == kind) & found[x].notna()]
     for label, value in where.items():
         rows = rows[rows[label] == value]
     table = rows.pivot(index="repetition", columns=x, values="value")

@@ -13,6 +13,7 @@ import pandas as pd
 
 from labkit.experiments import find
 from labkit.measuring.statistics import MINIMUM_REPETITIONS
+from labkit.report import growth
 from labkit.report.findings import findings
 from labkit.report.summary import summary
 from labkit.store.run import Run, case_name
@@ -29,7 +30,7 @@ def text(run: Run) -> str:
         blocks += _blocks(run, found)
     blocks.append([f"{name}  unavailable: {why}" for name, why in run.unavailable.items()])
     said = findings(run)
-    blocks.append(said.sentences() if said else [])
+    blocks.append([*(said.sentences() if said else []), *growth.sentences(run)])
     blocks.append([f"note: {warning}" for warning in run.warnings])
     lines = [line for block in blocks if block for line in [*block, ""]]
     return "\n".join(wrapped for line in lines[:-1] for wrapped in _wrapped(line)) + "\n"
