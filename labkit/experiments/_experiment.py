@@ -16,8 +16,12 @@ from labkit.measuring.loop import Case
 class Metric:
     """One measured quantity: its name with the unit in it, the unit as printed, and a title.
 
-    A metric is time per operation in ns, or the rate in M/s of what `count` counts:
-    ``operations``, or a name among the counts of `labkit.measuring.loop.Call`.
+    The value is made from what `count` names: ``operations``, a name among the counts of
+    `labkit.measuring.loop.Window`, or the elapsed time where it is empty. The unit says how:
+
+    - ``ns/op``, ``%``: for each operation, in a hundred operations
+    - ``Mops/s``, ``k/s``: by elapsed time
+    - ``MiB``: bytes, as they are
     """
 
     name: str

@@ -11,9 +11,10 @@ import os
 import platform
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from labkit.errors import CannotRunError
 
@@ -35,7 +36,7 @@ PROG_GET_NEXT_ID, MAP_GET_NEXT_ID, LINK_GET_NEXT_ID = 11, 12, 31
 PROG_GET_FD_BY_ID, MAP_GET_FD_BY_ID, LINK_GET_FD_BY_ID = 13, 14, 30
 OBJ_GET_INFO_BY_FD, BTF_LOAD, MAP_UPDATE_BATCH = 15, 18, 26
 
-MAP_TYPE_TASK_STORAGE = 29
+MAP_TYPE_HASH, MAP_TYPE_ARRAY, MAP_TYPE_TASK_STORAGE = 1, 2, 29
 F_NO_PREALLOC = 1
 
 #: Names of labkit's own programs and maps start so; the kernel keeps 15 characters.
@@ -117,6 +118,16 @@ class RawTracepointRun:
         bpf(PROG_TEST_RUN, self._attributes)
         return int(self._attributes.retval)
 
+    def prepared(self, *arguments: int) -> Callable[[], int]:
+        """Return what runs once with these arguments, as fast as Python can.
+
+        It works as long as this object lives, and with these arguments until it gets others. Its
+        result is negative where the kernel refused; see `ctypes.get_errno` then.
+        """
+        struct.pack_into(f"={len(arguments)}Q", self._arguments, 0, *arguments)
+        size = ctypes.sizeof(self._attributes)
+        return partial(_libc.syscall, _NUMBER, PROG_TEST_RUN, ctypes.byref(self._attributes), size)
+
 
 # -- maps -----------------------------------------------------------------------------------------
 
@@ -141,6 +152,20 @@ def update_batch(
             map_fd,
             0,
             0,
+        ),
+    )
+
+
+def create_map(
+    name: str, map_type: int, *, key_bytes: int, value_bytes: int, entries: int, flags: int = 0
+) -> int:
+    """Create a map; return its descriptor."""
+    return bpf(
+        MAP_CREATE,
+        _attributes(
+            "IIIIIII16s",
+            *(map_type, key_bytes, value_bytes, entries, flags, 0, 0),
+            name.encode()[:15],
         ),
     )
 
@@ -222,6 +247,7 @@ def load_program(
     attach_type: int = 0,
     attach_btf_id: int = 0,
     log_bytes: int = 0,
+    name: str = f"{OWN_PREFIX}probe",
 ) -> tuple[int, str]:
     """Load a program; return (descriptor, verifier's words), or raise OSError with them as text.
 
@@ -235,13 +261,29 @@ def load_program(
         *(program_type, len(instructions) // 8),
         *(ctypes.addressof(code), ctypes.addressof(license_text)),
         *((1, log_bytes, ctypes.addressof(log)) if log_bytes else (0, 0, 0)),
-        *(0, 0, b"lab_probe"),
+        *(0, 0, name.encode()[:15]),
         *(0, attach_type, 0, 0, 0, 0, 0, 0, 0, attach_btf_id, 0, 0),
     )
     try:
         return bpf(PROG_LOAD, attributes), log.value.decode(errors="replace")
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), log.value.decode()) from None
+
+
+def with_map(instructions: bytes, replaced_fd: int, map_fd: int) -> bytes:
+    """Return a program's instructions with another map in place of one of its maps.
+
+    A map is loaded as the immediate of a 16-byte instruction whose source register says that it
+    is a descriptor (BPF_PSEUDO_MAP_FD).
+    """
+    load_immediate, is_map_fd = 0x18, 0x10
+    code = bytearray(instructions)
+    for at in range(0, len(code), 8):
+        operation, registers, _, immediate = struct.unpack_from("=BBhi", code, at)
+        wide = operation == load_immediate and registers & 0xF0 == is_map_fd
+        if wide and immediate == replaced_fd:
+            struct.pack_into("=i", code, at + 4, map_fd)
+    return bytes(code)
 
 
 # -- what is loaded -------------------------------------------------------------------------------
@@ -335,15 +377,21 @@ def translated_instructions(program_fd: int) -> list[bytes]:
 
 def update_element(map_fd: int, key: int, value: bytes) -> None:
     """Put one value under a 32-bit key."""
+    _element(MAP_UPDATE_ELEM, map_fd, key, ctypes.create_string_buffer(value, len(value)))
+
+
+def element(map_fd: int, key: int, value_bytes: int) -> bytes:
+    """Return the value under a 32-bit key, of a map whose values have `value_bytes`."""
+    value = ctypes.create_string_buffer(value_bytes)
+    _element(MAP_LOOKUP_ELEM, map_fd, key, value)
+    return value.raw
+
+
+def _element(command: int, map_fd: int, key: int, value: ctypes.Array[ctypes.c_char]) -> None:
     key_buffer = ctypes.c_uint32(key)
-    value_buffer = ctypes.create_string_buffer(value, len(value))
     bpf(
-        MAP_UPDATE_ELEM,
+        command,
         _attributes(
-            "IxxxxQQQ",
-            map_fd,
-            ctypes.addressof(key_buffer),
-            ctypes.addressof(value_buffer),
-            0,
+            "IxxxxQQQ", map_fd, ctypes.addressof(key_buffer), ctypes.addressof(value), 0
         ),
     )

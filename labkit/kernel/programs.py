@@ -13,6 +13,7 @@ from typing import Any
 
 from labkit import paths
 from labkit.errors import CannotRunError, LabkitError
+from labkit.kernel import bpf, probe
 
 #: Lines of the compiler's or verifier's words that an error shows; the verifier may write millions.
 _LAST_LINES = 12
@@ -76,6 +77,35 @@ class Programs:
         """
         with _words_of_bcc(f"BPF program {name} was refused"):
             return int(self._module.load_func(name.encode(), self._raw_tracepoint).fd)
+
+    def raw_tracepoint_on(self, name: str, stand_in: str, map_fd: int) -> int:
+        """Load the function `name` with the map `map_fd` in place of the C file's `stand_in`.
+
+        For maps of kinds that bcc does not know, and for new maps without compiling again.
+
+        Returns
+        -------
+        int
+            A descriptor, which the caller closes.
+
+        Raises
+        ------
+        LabkitError
+            With the end of the verifier's words.
+        """
+        code = bpf.with_map(self._module.dump_func(name.encode()), self.map_fd(stand_in), map_fd)
+        raw_tracepoint = probe.PROGRAM_TYPES["raw_tracepoint"]
+        try:
+            return bpf.load_program(raw_tracepoint, code, name=name)[0]
+        except OSError:
+            pass
+        try:
+            return bpf.load_program(raw_tracepoint, code, name=name, log_bytes=1 << 20)[0]
+        except OSError as error:
+            end = str(error.filename).strip().splitlines()[-_LAST_LINES:]
+            raise LabkitError(
+                "\n".join([f"BPF program {name} was refused: {error.strerror}", *end])
+            ) from None
 
     def map_fd(self, name: str) -> int:
         """Return the descriptor of the map called `name` in the C file."""
