@@ -67,19 +67,20 @@ def test_definitions_are_whole_numbers_only():
 def test_a_program_is_bound_to_another_map_and_its_control_leaves_out_the_calls_on_it():
     definitions = {"CHUNK": 100, "CHUNKS": 1}
     has = (0, 1)
-    with programs.compiled(paths.BPF / "hashmap_update.c", definitions) as loaded:
+    with programs.compiled(
+        paths.BPF / "hashmap_update.c", definitions | {"PRODUCERS": 1}
+    ) as loaded:
         made = bpf.create_map("lab_made", bpf.MAP_TYPE_HASH, key_bytes=4, value_bytes=8, entries=10)
         try:
             one = ctypes.c_uint32 * 1
             bpf.update_batch(made, one(1), (ctypes.c_uint64 * 1)(5), 1)
             as_compiled = bpf.RawTracepointRun(loaded.raw_tracepoint("lab_has"))
-            bound = bpf.RawTracepointRun(loaded.raw_tracepoint("lab_has", {"lab_hash": made}))
-            control = bpf.RawTracepointRun(
-                loaded.raw_tracepoint(
-                    "lab_has", {"lab_hash": made}, programs.Without("lab_hash", result=0)
+            with loaded.with_maps({"lab_hash": made}) as other:
+                bound = bpf.RawTracepointRun(other.raw_tracepoint("lab_has"))
+                control = bpf.RawTracepointRun(
+                    other.raw_tracepoint("lab_has", programs.Without("lab_hash", result=0))
                 )
-            )
-            assert [run(*has) for run in (as_compiled, bound, control)] == [0, 1, 0]
+                assert [run(*has) for run in (as_compiled, bound, control)] == [0, 1, 0]
         finally:
             os.close(made)
 

@@ -9,15 +9,19 @@ from typing import Any
 
 from labkit import paths
 from labkit.experiments._parameters import Parameters
-from labkit.measuring.loop import Case
+from labkit.measuring.loop import Case, WindowCase
 
 
 @dataclass(frozen=True)
 class Metric:
     """One measured quantity: its name with the unit in it, the unit as printed, and a title.
 
-    A metric is time per operation in ns, or the rate in M/s of what `count` counts:
-    ``operations``, or a name among the counts of `labkit.measuring.loop.Call`.
+    The value is made from what `count` names: ``operations``, a name among the counts of
+    `labkit.measuring.loop.Window`, or the elapsed time where it is empty. The unit says how:
+
+    - ``ns/op``, ``%``: for each operation, in a hundred operations
+    - ``Mops/s``, ``k/s``: by elapsed time
+    - ``MiB``: bytes, as they are
     """
 
     name: str
@@ -165,7 +169,7 @@ class Experiment:
     labels: Sequence[str]
     metrics: Sequence[Metric]
     requirements: Callable[[Any], Mapping[str, str]]
-    cases: Callable[[Any, Sequence[str]], AbstractContextManager[list[Case]]]
+    cases: Callable[[Any, Sequence[str]], AbstractContextManager[Sequence[Case | WindowCase]]]
     quick: Mapping[str, Any] = field(default_factory=dict)
     repeat: int = 1
     plots: Sequence[Curve] = ()

@@ -224,8 +224,8 @@ def requirements(parameters: KeyLengthParameters) -> Mapping[str, str]:
 def cases(parameters: KeyLengthParameters, variants: Sequence[str]) -> Iterator[list[Case]]:
     """Make and fill the maps, load the programs, check the work, and yield the cases."""
     with (
-        ExitStack() as held,
         programs.compiled(EXPERIMENT.source, {"CHUNK": CHUNK, "CHUNKS": CHUNKS}) as loaded,
+        ExitStack() as held,
         tasks.pinned_workers(1, parameters.cpu) as (worker,),
     ):
         made: list[Case] = []
@@ -243,9 +243,10 @@ def cases(parameters: KeyLengthParameters, variants: Sequence[str]) -> Iterator[
             for variant in variants:
                 hash_fd = _hash_of_keys(held, keys, FLAGS[variant])
                 maps = {"lab_hash": hash_fd, "lab_keys": array_fd}
-                in_order = bpf.RawTracepointRun(loaded.raw_tracepoint("lab_in_order", maps))
+                bound = held.enter_context(loaded.with_maps(maps))
+                in_order = bpf.RawTracepointRun(bound.raw_tracepoint("lab_in_order"))
                 checks.append((variant, keys, in_order))
-                made += _cases(loaded, maps, variant, keys, parameters.operations, worker)
+                made += _cases(bound, variant, keys, parameters.operations, worker)
         for check in checks:
             worker.submit(_check, *check).result()
         yield made
@@ -314,8 +315,7 @@ def _check(variant: str, keys: KeySet, in_order: bpf.RawTracepointRun) -> None:
 
 
 def _cases(
-    loaded: programs.Programs,
-    maps: Mapping[str, int],
+    bound: programs.Programs,
     variant: str,
     keys: KeySet,
     operations: Sequence[str],
@@ -326,7 +326,7 @@ def _cases(
 
     def pair(name: str) -> tuple[int, int]:
         without = programs.Without("lab_hash")
-        return loaded.raw_tracepoint(name, maps), loaded.raw_tracepoint(name, maps, without)
+        return bound.raw_tracepoint(name), bound.raw_tracepoint(name, without)
 
     def caller(program: int, each: int, offset: int) -> Callable[[int], Call]:
         run = bpf.RawTracepointRun(program)

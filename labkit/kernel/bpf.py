@@ -11,9 +11,10 @@ import os
 import platform
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from labkit.errors import CannotRunError
@@ -119,6 +120,16 @@ class RawTracepointRun:
         struct.pack_into(f"={len(arguments)}Q", self._arguments, 0, *arguments)
         bpf(PROG_TEST_RUN, self._attributes)
         return int(self._attributes.retval)
+
+    def prepared(self, *arguments: int) -> Callable[[], int]:
+        """Return what runs once with these arguments, as fast as Python can.
+
+        It works as long as this object lives, and with these arguments until it gets others. Its
+        result is negative where the kernel refused; see `ctypes.get_errno` then.
+        """
+        struct.pack_into(f"={len(arguments)}Q", self._arguments, 0, *arguments)
+        size = ctypes.sizeof(self._attributes)
+        return partial(_libc.syscall, _NUMBER, PROG_TEST_RUN, ctypes.byref(self._attributes), size)
 
 
 # -- maps -----------------------------------------------------------------------------------------
@@ -359,15 +370,19 @@ def translated_instructions(program_fd: int) -> list[bytes]:
 
 def update_element(map_fd: int, key: int, value: bytes) -> None:
     """Put one value under a 32-bit key."""
+    _element(MAP_UPDATE_ELEM, map_fd, key, ctypes.create_string_buffer(value, len(value)))
+
+
+def element(map_fd: int, key: int, value_bytes: int) -> bytes:
+    """Return the value under a 32-bit key, of a map whose values have `value_bytes`."""
+    value = ctypes.create_string_buffer(value_bytes)
+    _element(MAP_LOOKUP_ELEM, map_fd, key, value)
+    return value.raw
+
+
+def _element(command: int, map_fd: int, key: int, value: ctypes.Array[ctypes.c_char]) -> None:
     key_buffer = ctypes.c_uint32(key)
-    value_buffer = ctypes.create_string_buffer(value, len(value))
     bpf(
-        MAP_UPDATE_ELEM,
-        _attributes(
-            "IxxxxQQQ",
-            map_fd,
-            ctypes.addressof(key_buffer),
-            ctypes.addressof(value_buffer),
-            0,
-        ),
+        command,
+        _attributes("IxxxxQQQ", map_fd, ctypes.addressof(key_buffer), ctypes.addressof(value), 0),
     )

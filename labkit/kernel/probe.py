@@ -10,7 +10,7 @@ import resource
 from functools import cache
 from pathlib import Path
 
-from labkit.kernel import bpf, host
+from labkit.kernel import bpf, btf, host
 
 # enum bpf_prog_type
 PROGRAM_TYPES = {
@@ -127,4 +127,16 @@ def open_files(needed: int) -> str:
     if hard != resource.RLIM_INFINITY and hard < needed:
         return f"needs {needed} open files, {hard} are allowed: raise that (ulimit -Hn {needed})"
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return ""
+
+
+def locked_memory() -> str:
+    """Lift the limit of locked memory where the kernel counts maps against it (before 5.11)."""
+    types = btf.kernel()
+    if types is None or types.members("bpf_map_memory"):
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        try:
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
+        except (OSError, ValueError):
+            return "needs locked memory for maps: raise that limit (ulimit -l unlimited)"
     return ""

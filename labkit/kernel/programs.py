@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from labkit import paths
 from labkit.errors import CannotRunError, LabkitError
@@ -81,22 +81,39 @@ class Without:
 class Programs:
     """Compiled programs of one file and their maps; made by `compiled`."""
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
+    def __init__(self, module: Any, maps: Mapping[str, int] = _AS_COMPILED) -> None:
+        self._module, self._maps = module, maps
         self._descriptors: list[int] = []
 
-    def raw_tracepoint(
-        self, name: str, maps: Mapping[str, int] = _AS_COMPILED, without: Without | None = None
-    ) -> int:
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of the programs that were loaded."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def with_maps(self, maps: Mapping[str, int]) -> "Programs":
+        """Return the same programs with other maps, a context that ends by itself.
+
+        For new maps without compiling again: one compiled program serves maps of many sizes, and
+        of kinds that bcc does not know.
+
+        Parameters
+        ----------
+        maps
+            Descriptors of maps to use instead of those of these names in the C file.
+        """
+        return Programs(self._module, maps)
+
+    def raw_tracepoint(self, name: str, without: Without | None = None) -> int:
         """Load the function `name` as a raw tracepoint program; return its descriptor.
 
         Parameters
         ----------
         name
             Of the function in the C file.
-        maps
-            Descriptors of maps that the program uses instead of those of these names in the C
-            file: one compiled program serves maps of many sizes so.
         without
             Calls to leave out, which makes the program its own control.
 
@@ -106,7 +123,7 @@ class Programs:
             With the end of the verifier's words.
         """
         code = bytearray(self._module.dump_func(name.encode()))
-        instead = {self.map_fd(one): descriptor for one, descriptor in maps.items()}
+        instead = {self.map_fd(one): descriptor for one, descriptor in self._maps.items()}
         left_out = self.map_fd(without.map) if without else None
         loaded = None
         for at in range(0, len(code), 8):
@@ -130,11 +147,6 @@ class Programs:
     def map_fd(self, name: str) -> int:
         """Return the descriptor of the map called `name` in the C file."""
         return int(self._module[name.encode()].map_fd)
-
-    def close(self) -> None:
-        """Let go of the programs."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
 
 
 def _refused(name: str, program: tuple[int, bytes], error: OSError) -> LabkitError:
@@ -176,11 +188,10 @@ def compiled(source: Path, definitions: Mapping[str, int]) -> Iterator[Programs]
     flags = [f"-D{name}={int(value)}" for name, value in definitions.items()]
     with _words_of_bcc(f"{source.name} did not compile"):
         module = bcc.BPF(text=source.read_bytes(), cflags=flags)
-    loaded = Programs(module)
     try:
-        yield loaded
+        with Programs(module) as loaded:
+            yield loaded
     finally:
-        loaded.close()
         # bcc keeps each object alive until the interpreter ends: unregister what we clean up.
         atexit.unregister(module.cleanup)
         atexit.unregister(module.donothing)

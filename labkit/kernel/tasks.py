@@ -25,6 +25,11 @@ def measuring_cpu(wanted: int) -> int:
     return allowed[-1] if wanted == -1 else wanted
 
 
+def working_cpus(first: int) -> list[int]:
+    """Return the CPUs that this process may run on: `first`, then the others from the last down."""
+    return sorted(allowed_cpus(), key=lambda cpu: (cpu != first, -cpu))
+
+
 @contextmanager
 def pinned_workers(count: int, cpu: int) -> Iterator[list[Executor]]:
     """Start `count` threads pinned to `cpu`, each of which runs what it is given, one by one.

@@ -2,9 +2,9 @@
 """Rounds of timed windows: calibrated, interleaved, paired with their control.
 
 A *call* is one run of a program in the kernel, which times itself. A *window* is many calls after
-an untimed one, about 10 ms together, and makes one sample. A *round* takes one window of every
-case and of its control, in a new random order; the two windows of a case follow each other, so
-that their difference is free of slow drift.
+an untimed one, about 10 ms together, and makes one sample; a case may also bring a window of its
+own kind. A *round* takes one window of every case and of its control, in a new random order; the
+two windows of a case follow each other, so that their difference is free of slow drift.
 """
 
 import random
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from labkit.kernel.host import steal_ns
@@ -37,9 +38,56 @@ class Call:
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one window found; it makes one sample.
+
+    Attributes
+    ----------
+    operations, elapsed_ns
+        How many, and the time they took; where several producers worked at the same time, the sum
+        over them of both.
+    steal_ns
+        Time that the hypervisor took meanwhile.
+    counts
+        What else was counted or read, by name.
+    series
+        What was read again and again meanwhile, columns of equal length by name.
+    warning
+        What was wrong with it.
+    """
+
+    operations: int
+    elapsed_ns: int
+    steal_ns: int
+    counts: Mapping[str, float] = field(default_factory=dict)
+    series: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class WindowCase:
+    """One thing to measure whose windows are more than calls that time themselves.
+
+    Attributes
+    ----------
+    labels
+        What tells it from the others, by label name.
+    window
+        Measures one window, of the control where its argument is true.
+    """
+
+    labels: Mapping[str, str | int]
+    window: Callable[[bool], Window]
+
+    def prepare(self, control: bool, cpu: int) -> "tuple[Callable[[], Window], Line]":
+        """Return what measures a window; there is nothing to calibrate."""
+        return partial(self.window, control), {}
+
+
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure.
+    """One thing to measure in calls that time themselves.
 
     Attributes
     ----------
@@ -68,18 +116,35 @@ class Case:
     cycle: int = 1
     warm_up: int = 0
 
+    def prepare(self, control: bool, cpu: int) -> "tuple[Callable[[], Window], Line]":
+        """Calibrate; return what measures a window, and what was found."""
+        calls = _Calls(self.control) if control else _Calls(self.timed, self.warm_up)
+        self.worker.submit(_calibrate, calls, self.operations, self.cycle).result()
+        return lambda: self.worker.submit(_window, calls, cpu).result(), {
+            "operations_per_call": calls.operations,
+            "calls_per_window": calls.calls,
+            "proportionality": round(calls.proportionality, 4),
+        }
+
 
 @dataclass
-class _Series:
-    """One case, timed or control, with what calibration found."""
+class _Calls:
+    """Calls of one kind, with what calibration found."""
 
-    case: int
-    control: bool
     call: Callable[[int], Call]
     warm_up: int = 0
     operations: int = 0
     calls: int = 0
     proportionality: float = 0.0
+
+
+@dataclass
+class _Series:
+    """One case, timed or control."""
+
+    case: int
+    control: bool
+    window: Callable[[], Window]
     values_ns: list[float] = field(default_factory=list)
 
 
@@ -87,7 +152,12 @@ Line = dict[str, Any]
 
 
 def measure(
-    cases: Sequence[Case], *, cpu: int, budget_s: float, precision_percent: float, seed: int
+    cases: Sequence[Case | WindowCase],
+    *,
+    cpu: int,
+    budget_s: float,
+    precision_percent: float,
+    seed: int,
 ) -> Iterator[Line]:
     """Measure the cases in rounds and yield the lines of a journal as they come to be.
 
@@ -103,20 +173,17 @@ def measure(
     """
     series = []
     for index, case in enumerate(cases):
-        pair = [_Series(index, False, case.timed, case.warm_up), _Series(index, True, case.control)]
-        for one in pair:
-            case.worker.submit(_calibrate, one, case.operations, case.cycle).result()
-            if not _proportional(one.proportionality):
+        line: Line = {"kind": "case", "case": index, "labels": dict(case.labels)}
+        pair = []
+        for control in (False, True):
+            window, found = case.prepare(control, cpu)
+            pair.append(_Series(index, control, window))
+            if not _proportional(found.get("proportionality", 2.0)):
                 yield {"kind": "warning", "case": index, "message": DISPROPORTIONATE}
+            if found:
+                line["control" if control else "timed"] = found
         series.append(pair)
-        yield {"kind": "case", "case": index, "labels": dict(case.labels)} | {
-            "control" if one.control else "timed": {
-                "operations_per_call": one.operations,
-                "calls_per_window": one.calls,
-                "proportionality": round(one.proportionality, 4),
-            }
-            for one in pair
-        }
+        yield line
 
     order = random.Random(seed)
     begin = time.monotonic()
@@ -124,7 +191,7 @@ def measure(
     while True:
         for pair in order.sample(series, len(series)):
             for one in order.sample(pair, 2):
-                yield cases[one.case].worker.submit(_window, one, cpu, round_index).result()
+                yield from _sampled(one, round_index)
         elapsed_s = time.monotonic() - begin
         widest = _widest_half_width_percent(series)
         yield {
@@ -143,7 +210,28 @@ def measure(
     yield {"kind": "stop", "why": why, "rounds": round_index + 1}
 
 
-def _calibrate(series: _Series, accepted: range, cycle: int) -> None:
+def _sampled(series: _Series, round_index: int) -> Iterator[Line]:
+    """Measure one window and yield its lines."""
+    window = series.window()
+    series.values_ns.append(window.elapsed_ns / window.operations)
+    place = {"case": series.case, "control": series.control, "round": round_index}
+    yield (
+        {"kind": "sample"}
+        | place
+        | {
+            "operations": window.operations,
+            "elapsed_ns": window.elapsed_ns,
+            "steal_ns": window.steal_ns,
+            "counts": dict(window.counts),
+        }
+    )
+    if window.series:
+        yield {"kind": "series"} | place | {"columns": dict(window.series)}
+    if window.warning:
+        yield {"kind": "warning", "case": series.case, "message": window.warning}
+
+
+def _calibrate(series: _Calls, accepted: range, cycle: int) -> None:
     """Find operations a call and calls a window, and check that 2 N take twice as long as N."""
     _warm_up(series, accepted[0])
     per_operation_ns = min(
@@ -180,12 +268,12 @@ def _ns_per_operation(call: Callable[[int], Call], operations: int, calls: int) 
     return max(sum(one.elapsed_ns for one in made), 1) / sum(one.operations for one in made)
 
 
-def _warm_up(series: _Series, operations: int) -> None:
+def _warm_up(series: _Calls, operations: int) -> None:
     for _ in range(max(1, -(-series.warm_up // operations))):
         series.call(operations)
 
 
-def _window(series: _Series, cpu: int, round_index: int) -> Line:
+def _window(series: _Calls, cpu: int) -> Window:
     _warm_up(series, series.operations)
     steal_before_ns = steal_ns(cpu)
     operations = elapsed_ns = 0
@@ -196,17 +284,7 @@ def _window(series: _Series, cpu: int, round_index: int) -> Line:
         elapsed_ns += call.elapsed_ns
         for name, count in call.counts.items():
             counts[name] = counts.get(name, 0) + count
-    series.values_ns.append(elapsed_ns / operations)
-    return {
-        "kind": "sample",
-        "case": series.case,
-        "control": series.control,
-        "round": round_index,
-        "operations": operations,
-        "elapsed_ns": elapsed_ns,
-        "steal_ns": steal_ns(cpu) - steal_before_ns,
-        "counts": counts,
-    }
+    return Window(operations, elapsed_ns, steal_ns(cpu) - steal_before_ns, counts)
 
 
 def _widest_half_width_percent(series: Sequence[Sequence[_Series]]) -> float | None:

@@ -12,6 +12,8 @@ case         case (index), labels, timed and control: operations_per_call, calls
              proportionality (time of 2 N operations by time of N)
 warning      message, and case where it speaks of one
 sample       case, control, round, operations, elapsed_ns, steal_ns, counts
+series       case, control, round, columns: what was read again and again during that window, lists
+             of equal length by name, the first one the clock
 round        round, elapsed_s, widest_half_width_percent
 stop         why, rounds
 end          status (complete, partial, failed), why, exit_status, noise, leaked; once a process

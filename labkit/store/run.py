@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -231,13 +231,15 @@ class Run:
             elif line["kind"] == "sample":
                 timing = (line["operations"], line["elapsed_ns"], line["steal_ns"], line["control"])
                 for metric in self.metrics:
-                    yield (
-                        *labels[line["case"]],
-                        *(metric["name"], metric["unit"]),
-                        *repetition,
-                        *(line["round"], _value(metric, line)),
-                        *timing,
-                    )
+                    value = _value(metric, line)
+                    if value is not None:
+                        yield (
+                            *labels[line["case"]],
+                            *(metric["name"], metric["unit"]),
+                            *repetition,
+                            *(line["round"], value),
+                            *timing,
+                        )
 
     def finish(self) -> None:
         """Write ``run.json`` and ``samples.parquet``, which are made from the journal."""
@@ -281,11 +283,21 @@ def _with_cases(message: str, cases: list[str]) -> str:
     return f"{message}: {', '.join(counted)}" if counted else message
 
 
-def _value(metric: Mapping[str, str], line: journal.Line) -> float:
-    if not metric["count"]:
-        return float(line["elapsed_ns"] / line["operations"])
-    counts = {"operations": line["operations"], **line["counts"]}
-    return float(1e3 * counts[metric["count"]] / line["elapsed_ns"])
+#: What a count comes to in each unit.
+_UNITS: Mapping[str, Callable[[float, journal.Line], float]] = {
+    "ns/op": lambda count, line: count / line["operations"],
+    "%": lambda count, line: 100 * count / line["operations"],
+    "Mops/s": lambda count, line: 1e3 * count / line["elapsed_ns"],
+    "k/s": lambda count, line: 1e6 * count / line["elapsed_ns"],
+    "MiB": lambda count, line: count / 2**20,
+}
+
+
+def _value(metric: Mapping[str, str], line: journal.Line) -> float | None:
+    """Return a metric's value in one window, None where the window has no such count."""
+    counts = {"": line["elapsed_ns"], "operations": line["operations"], **line["counts"]}
+    count = counts.get(metric["count"])
+    return None if count is None else float(_UNITS[metric["unit"]](count, line))
 
 
 def locate(name: str, homes: list[Path]) -> Path:
