@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit import paths
 from labkit.experiments._parameters import Parameters
-from labkit.measuring.loop import Case
+from labkit.measuring.loop import Case, WindowCase
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Experiment:
     labels: Sequence[str]
     metrics: Sequence[Metric]
     requirements: Callable[[Any], Mapping[str, str]]
-    cases: Callable[[Any, Sequence[str]], AbstractContextManager[list[Case]]]
+    cases: Callable[[Any, Sequence[str]], AbstractContextManager[Sequence[Case | WindowCase]]]
     quick: Mapping[str, Any] = field(default_factory=dict)
     repeat: int = 1
     plots: Sequence[Curve] = ()

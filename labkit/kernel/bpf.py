@@ -391,7 +391,5 @@ def _element(command: int, map_fd: int, key: int, value: ctypes.Array[ctypes.c_c
     key_buffer = ctypes.c_uint32(key)
     bpf(
         command,
-        _attributes(
-            "IxxxxQQQ", map_fd, ctypes.addressof(key_buffer), ctypes.addressof(value), 0
-        ),
+        _attributes("IxxxxQQQ", map_fd, ctypes.addressof(key_buffer), ctypes.addressof(value), 0),
     )

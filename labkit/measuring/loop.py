@@ -152,7 +152,12 @@ Line = dict[str, Any]
 
 
 def measure(
-    cases: Sequence[Case | WindowCase], *, cpu: int, budget_s: float, precision_percent: float, seed: int
+    cases: Sequence[Case | WindowCase],
+    *,
+    cpu: int,
+    budget_s: float,
+    precision_percent: float,
+    seed: int,
 ) -> Iterator[Line]:
     """Measure the cases in rounds and yield the lines of a journal as they come to be.
 
@@ -210,12 +215,16 @@ def _sampled(series: _Series, round_index: int) -> Iterator[Line]:
     window = series.window()
     series.values_ns.append(window.elapsed_ns / window.operations)
     place = {"case": series.case, "control": series.control, "round": round_index}
-    yield {"kind": "sample"} | place | {
-        "operations": window.operations,
-        "elapsed_ns": window.elapsed_ns,
-        "steal_ns": window.steal_ns,
-        "counts": dict(window.counts),
-    }
+    yield (
+        {"kind": "sample"}
+        | place
+        | {
+            "operations": window.operations,
+            "elapsed_ns": window.elapsed_ns,
+            "steal_ns": window.steal_ns,
+            "counts": dict(window.counts),
+        }
+    )
     if window.series:
         yield {"kind": "series"} | place | {"columns": dict(window.series)}
     if window.warning:
