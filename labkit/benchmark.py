@@ -8,10 +8,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from labkit import api, paths
-from labkit.experiments import find
+from labkit.experiments import htab_mem, local_storage
 from labkit.experiments.local_storage import CHUNK, CHUNKS
 from labkit.kernel import bpf, host, programs, tasks
 from labkit.targets import here
@@ -25,7 +26,7 @@ def text() -> str:
     The loop and the control are timed inside the program, the rest by wall clock from outside.
     """
     with here.alone("benchmark"):
-        rows = [*_loop(), *_control()]
+        rows = [*_loop(), *_control(), *_producers()]
     rows += [
         ("import labkit", "ms", _seconds("import labkit"), 1e3),
         ("./lab list", "ms", _wall([str(paths.ROOT / "lab"), "list"]), 1e3),
@@ -62,11 +63,8 @@ def _loop() -> list[Row]:
 
 
 def _control() -> list[Row]:
-    experiment = find("local-storage")
-    parameters = experiment.parameters.parse(
-        {"maps": [1], "variants": ["sequential"], "cpu": tasks.measuring_cpu(-1)}
-    )
-    with experiment.cases(parameters, ["sequential"]) as (case,):
+    parameters = local_storage.LocalStorageParameters(maps=[1], cpu=tasks.measuring_cpu(-1))
+    with local_storage.cases(parameters, ["sequential"]) as (case,):
         calls = 2000
 
         def control_ns() -> float:
@@ -76,6 +74,26 @@ def _control() -> list[Row]:
 
         values = case.worker.submit(_repeated, control_ns).result()
     return [("control, a get at one map", "ns", values, 1.0)]
+
+
+def _producers() -> list[Row]:
+    """Measure what a producer reaches beside another one, as a part of what it reaches alone."""
+    cpu = tasks.measuring_cpu(-1)
+    if len(host.allowed_cpus()) < 2:
+        return []
+    with ExitStack() as opened:
+        alone, beside = (
+            opened.enter_context(
+                htab_mem.cases(
+                    htab_mem.HtabMemParameters(use_cases=["overwrite"], producers=n, cpu=cpu),
+                    ["preallocated"],
+                )
+            )[0]
+            for n in (1, 2)
+        )
+        windows = [(alone.window(False), beside.window(False)) for _ in range(REPETITIONS)]
+    rates = [[one.operations / one.elapsed_ns for one in pair] for pair in windows]
+    return [("two producers, each of one", "%", [two / one for one, two in rates], 100.0)]
 
 
 def _report() -> list[float]:
