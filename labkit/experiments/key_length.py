@@ -8,14 +8,15 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from labkit.errors import CannotRunError, LabkitError, UsageError
 from labkit.experiments._experiment import Curve, Experiment, Growth, Metric, Published
 from labkit.experiments._parameters import Parameters, parameter
-from labkit.kernel import bpf, probe, programs, tasks
+from labkit.kernel import bpf, cgroup, probe, programs, tasks
 from labkit.measuring.loop import Call, Case
 
 # Lengths of loops are what the verifier walks through in some 10 ms: there are many programs.
@@ -214,23 +215,28 @@ def requirements(parameters: KeyLengthParameters) -> Mapping[str, str]:
         or probe.available_memory(needed, f"keys of {len(sizes)} lengths")
     )
     dynptr = "" if probe.btf_name("DYNPTR_IN_KEY") else "BPF_F_DYNPTR_IN_KEY is not in this kernel"
-    return {
+    found = {
         variant: hash_map if variant in FLAGS else dynptr or "labkit has no program for it yet"
         for variant in parameters.variants
     }
+    # Named beside the variants; without it, times are measured all the same.
+    memory = cgroup.unavailable()
+    return found | ({"memory": memory} if memory else {})
 
 
 @contextmanager
 def cases(parameters: KeyLengthParameters, variants: Sequence[str]) -> Iterator[list[Case]]:
     """Make and fill the maps, load the programs, check the work, and yield the cases."""
+    cgroup.sweep()
     with (
         programs.compiled(EXPERIMENT.source, {"CHUNK": CHUNK, "CHUNKS": CHUNKS}) as loaded,
         ExitStack() as held,
         tasks.pinned_workers(1, parameters.cpu) as (worker,),
     ):
         made: list[Case] = []
-        checks = []
+        checks, notes = [], list[str]()
         for keys in key_sets(parameters):
+            notes += keys.notes
             if not keys.descriptions:
                 continue
             why = probe.available_memory(
@@ -241,12 +247,15 @@ def cases(parameters: KeyLengthParameters, variants: Sequence[str]) -> Iterator[
                 raise CannotRunError(f"{' '.join(map(str, keys.labels.values()))}: {why}")
             array_fd = _array_of_keys(held, keys)
             for variant in variants:
-                hash_fd = _hash_of_keys(held, keys, FLAGS[variant])
+                hash_fd, facts = _hash_of_keys(held, keys, FLAGS[variant])
                 maps = {"lab_hash": hash_fd, "lab_keys": array_fd}
                 bound = held.enter_context(loaded.with_maps(maps))
                 in_order = bpf.RawTracepointRun(bound.raw_tracepoint("lab_in_order"))
                 checks.append((variant, keys, in_order))
-                made += _cases(bound, variant, keys, parameters.operations, worker)
+                made += _cases(bound, variant, keys, facts, parameters.operations, worker)
+        if not made:
+            raise CannotRunError("; ".join(notes))
+        made[0] = replace(made[0], notes=notes)
         for check in checks:
             worker.submit(_check, *check).result()
         yield made
@@ -266,25 +275,30 @@ def _array_of_keys(held: ExitStack, keys: KeySet) -> int:
     return descriptor
 
 
-def _hash_of_keys(held: ExitStack, keys: KeySet, flags: int) -> int:
-    """Make a hash map from keys to their indices; return its descriptor.
+def _hash_of_keys(held: ExitStack, keys: KeySet, flags: int) -> tuple[int, Mapping[str, float]]:
+    """Make a hash map from keys to their indices; return its descriptor, and what memory it takes.
 
     It is filled in another order than that of the array, so that the memory of its elements is in
     no order, as in a map that has been in use.
     """
     entries = len(keys.descriptions)
-    descriptor = bpf.create_map(
+    make = partial(
+        bpf.create_map,
         *("lab_hash", bpf.MAP_TYPE_HASH),
         key_bytes=keys.key_bytes,
         value_bytes=4,
         entries=entries,
         flags=flags,
     )
+    group = None if cgroup.unavailable() else held.enter_context(cgroup.MemoryGroup())
+    descriptor = group.create(make) if group else make()
     held.callback(os.close, descriptor)
     order = random.Random(entries).sample(range(entries), entries)
     for indices, numbers in _batches(order, keys.key_bytes):
         bpf.update_batch(descriptor, keys.keys(indices, keys.key_bytes), numbers, len(indices))
-    return descriptor
+    if group is None:
+        return descriptor, {}
+    return descriptor, {"memory_bytes": group.usage_bytes() - group.before_bytes}
 
 
 def _batches(
@@ -318,6 +332,7 @@ def _cases(
     bound: programs.Programs,
     variant: str,
     keys: KeySet,
+    facts: Mapping[str, float],
     operations: Sequence[str],
     worker: Executor,
 ) -> Iterator[Case]:
@@ -357,6 +372,7 @@ def _cases(
             operations=range(each * CHUNK, each * CHUNK * CHUNKS + 1, each * CHUNK),
             worker=worker,
             warm_up=each * entries if cached else 0,
+            facts=facts,
         )
 
 
@@ -400,6 +416,7 @@ EXPERIMENT = Experiment(
     metrics=(
         Metric("operation_ns", "ns/op", "time per operation"),
         Metric("operations_mops", "Mops/s", "operations", count="operations"),
+        Metric("memory_mib", "MiB", "memory", count="memory_bytes"),
     ),
     requirements=requirements,
     cases=cases,

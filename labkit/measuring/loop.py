@@ -75,10 +75,13 @@ class WindowCase:
         What tells it from the others, by label name.
     window
         Measures one window, of the control where its argument is true.
+    notes
+        As of a `Case`.
     """
 
     labels: Mapping[str, str | int]
     window: Callable[[bool], Window]
+    notes: Sequence[str] = ()
 
     def prepare(self, control: bool, cpu: int) -> "tuple[Callable[[], Window], Line]":
         """Return what measures a window; there is nothing to calibrate."""
@@ -106,6 +109,10 @@ class Case:
     warm_up
         Operations made untimed before each timed window, so that it finds in the CPU's caches
         what it would find there if nothing else had run meanwhile; one call at least.
+    facts
+        Counts of every timed window that are known beforehand, such as the memory of a map.
+    notes
+        What is to be said of it, each once.
     """
 
     labels: Mapping[str, str | int]
@@ -115,10 +122,14 @@ class Case:
     worker: Executor
     cycle: int = 1
     warm_up: int = 0
+    facts: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     def prepare(self, control: bool, cpu: int) -> "tuple[Callable[[], Window], Line]":
         """Calibrate; return what measures a window, and what was found."""
-        calls = _Calls(self.control) if control else _Calls(self.timed, self.warm_up)
+        calls = (
+            _Calls(self.control) if control else _Calls(self.timed, self.warm_up, facts=self.facts)
+        )
         self.worker.submit(_calibrate, calls, self.operations, self.cycle).result()
         return lambda: self.worker.submit(_window, calls, cpu).result(), {
             "operations_per_call": calls.operations,
@@ -136,6 +147,7 @@ class _Calls:
     operations: int = 0
     calls: int = 0
     proportionality: float = 0.0
+    facts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -172,6 +184,8 @@ def measure(
         ``round`` line, at last a ``stop`` line; see ``store/journal.py``.
     """
     series = []
+    for note in dict.fromkeys(note for case in cases for note in case.notes):
+        yield {"kind": "warning", "message": note}
     for index, case in enumerate(cases):
         line: Line = {"kind": "case", "case": index, "labels": dict(case.labels)}
         pair = []
@@ -277,7 +291,7 @@ def _window(series: _Calls, cpu: int) -> Window:
     _warm_up(series, series.operations)
     steal_before_ns = steal_ns(cpu)
     operations = elapsed_ns = 0
-    counts: dict[str, int] = {}
+    counts: dict[str, float] = dict(series.facts)
     for _ in range(series.calls):
         call = series.call(series.operations)
         operations += call.operations

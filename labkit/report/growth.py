@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: MIT
 """What each unit of a size costs, and from which size on one variant is no dearer than another."""
 
+import math
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from labkit.experiments import find
 from labkit.experiments._experiment import Growth
-from labkit.measuring.cache_fit import bootstrap_crossing, crossing
+from labkit.measuring.cache_fit import crossing
 from labkit.measuring.line_fit import bootstrap_line_fit
-from labkit.measuring.statistics import Level
+from labkit.measuring.statistics import MINIMUM_REPETITIONS, Level, median_interval
 from labkit.report import summary
 from labkit.report.published import published
 from labkit.store.run import Run
@@ -29,7 +29,8 @@ def sentences(run: Run) -> list[str]:
     said: list[str] = []
     if run.of_kind("sample"):
         values, level = summary.repetitions(run), summary.level(run)
-        for name in values[growth.along].unique():
+        labels = (line["labels"] for line in run.of_kind("case"))
+        for name in dict.fromkeys(one[growth.along] for one in labels):
             said += _lines(values[values[growth.along] == name], growth, name, level)
     return said + list(_published(growth))
 
@@ -46,8 +47,8 @@ def _lines(values: pd.DataFrame, growth: Growth, name: str, level: Level) -> Ite
     for one, other in combinations(series, 2):
         (sizes, costs_ns), (others, other_ns) = series[one], series[other]
         if sizes == others:
-            overtaking = _overtaking(sizes, costs_ns / other_ns, growth.x, level)
-            yield f"{name}: {other} against {one}: {overtaking}"
+            compared = _compared(sizes, other_ns / costs_ns, growth.x)
+            yield f"{name}, {other} against {one}: {compared}"
 
 
 def _line(sizes: list[int], costs_ns: Any, growth: Growth, level: Level) -> str:
@@ -63,15 +64,22 @@ def _line(sizes: list[int], costs_ns: Any, growth: Growth, level: Level) -> str:
     )
 
 
-def _overtaking(sizes: list[int], ratios: Any, x: str, level: Level) -> str:
-    try:
-        found = bootstrap_crossing(sizes, ratios, np.ones(len(ratios)), level)
-    except ValueError as error:
-        return f"not told apart: {error}"
-    low, high = (
-        f"over {sizes[-1]}" if end is None else f"{end:.3g}" for end in (found.low, found.high)
-    )
-    return f"{_where(found.maps, sizes, x)} ({low}..{high})"
+def _compared(sizes: list[int], ratios: Any, x: str) -> str:
+    """Say at which sizes a cost is lower than another, and at which higher.
+
+    By the interval of the median of their ratios, which are paired within a repetition.
+    """
+    if len(ratios) < MINIMUM_REPETITIONS:
+        return f"needs {MINIMUM_REPETITIONS} repetitions, there are {len(ratios)}"
+    found: dict[str, list[int]] = {"faster": [], "slower": []}
+    for size, values in zip(sizes, ratios.T, strict=True):
+        paired = [value for value in values if not math.isnan(value)]
+        if len(paired) >= MINIMUM_REPETITIONS:
+            interval = median_interval(paired)
+            if interval.high < 1 or interval.low > 1:
+                found["faster" if interval.high < 1 else "slower"].append(size)
+    said = [f"{how} at {', '.join(map(str, some))} {x}" for how, some in found.items() if some]
+    return ", ".join([*said, "else not told apart" if said else "not told apart"])
 
 
 def _where(crossed: float | None, sizes: list[int], x: str) -> str:
