@@ -56,6 +56,22 @@ def differing_instructions(timed: int, control: int) -> tuple[list[bytes], list[
     return only_timed, only_control, len(changes)
 
 
+def only_calls_differ(timed: int, control: int, calls: int) -> bool:
+    """Return whether two programs are the same but for some calls, for which one sets results.
+
+    What the verifier puts behind a lookup (a test for zero, and a step to the value) counts as part
+    of the call.
+    """
+    call, set_result, inlined = 0x85, 0xB7, {0x15, 0x07}
+    only_timed, only_control, places = differing_instructions(timed, control)
+    return (
+        places == calls
+        and sum(one[0] == call for one in only_timed) == calls
+        and {one[0] for one in only_timed} <= {call, *inlined}
+        and [one[:2] for one in only_control] == [bytes((set_result, 0))] * calls
+    )
+
+
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """Check that the kernel holds no more of our objects after a test than before it."""

@@ -172,7 +172,7 @@ def _cliff(axes: Axes, run: Run, curve: Curve) -> None:
 
 def _dress(axes: Axes, run: Run, curve: Curve, rows: pd.DataFrame) -> None:
     axes.set(xscale="log", yscale="log", xlabel=curve.x_title)
-    if not any(len(line.get_xdata()) for line in axes.lines):
+    if not any(line.get_path().vertices.size for line in axes.lines):
         axes.set(xlim=(1, 10), ylim=(1, 10))  # nothing has no logarithm
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
     titles = {one.name: one for one in find(run.experiment).metrics}
