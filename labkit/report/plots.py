@@ -3,7 +3,6 @@
 
 import io
 import math
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,18 +13,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from labkit import paths
 from labkit.errors import UsageError
 from labkit.experiments import find
-from labkit.experiments._experiment import Curve, Published
+from labkit.experiments._experiment import Bars, Curve, Timeline
+from labkit.report import charts, drawing
+from labkit.report.drawing import GREY, MARKERS
 from labkit.report.findings import findings
 from labkit.report.summary import summary
-from labkit.report.tables import environment
 from labkit.store.run import Run
 
 DPI = 150
-_MARKERS = ("o", "s", "^", "D", "v")
-_GREY = "0.45"
 
 
 def names(run: Run) -> list[str]:
@@ -45,7 +42,14 @@ def draw(run: Run, name: str) -> Figure:
     if not found:
         raise UsageError(f"no plot is called {name!r}; known: {', '.join(names(run))}")
     with sns.axes_style("whitegrid"), mpl.rc_context({"svg.fonttype": "none", "font.size": 10}):
-        return _curve(run, found[0])
+        described = found[0]
+        if isinstance(described, Curve):
+            return _curve(run, described)
+        if isinstance(described, Bars):
+            return charts.bars(run, described)
+        if isinstance(described, Timeline):
+            return charts.timeline(run, described)
+        return charts.tradeoff(run, described)
 
 
 def alternative(run: Run, name: str) -> str:
@@ -61,17 +65,6 @@ def encoded(figure: Figure, file_format: str) -> bytes:
     return buffer.getvalue()
 
 
-def published(described: Published) -> pd.DataFrame:
-    """Return the published rows that a plot draws, ascending on the horizontal axis."""
-    frame = pd.read_csv(paths.PUBLISHED / described.file, comment="#")
-    for column, value in described.where.items():
-        frame = frame[frame[column] == value]
-    if described.share_of:
-        frame = frame.assign(**{described.y: frame[described.y] / frame[described.share_of]})
-    # A zero is what the mail's three decimals left of a small rate.
-    return frame[frame[described.y] > 0].sort_values(described.x)
-
-
 def _curve(run: Run, curve: Curve) -> Figure:
     figure = Figure(figsize=(8, 5.4), layout="constrained")
     axes = figure.subplots()
@@ -80,16 +73,16 @@ def _curve(run: Run, curve: Curve) -> Figure:
     if not rows.empty:
         rows = _drawn(rows, curve, run.labels)
         _levels(axes, rows, curve)
-        for variant, colour, marker in zip(curve.variants, colours, _MARKERS, strict=False):
+        for variant, colour, marker in zip(curve.variants, colours, MARKERS, strict=False):
             _series(axes, rows[rows["variant"] == variant], curve.x, variant, colour, marker)
     _cliff(axes, run, curve)
     for described, line in zip(curve.published, ("--", ":"), strict=False):
-        figures = published(described)
+        figures = drawing.published(described)
         axes.plot(
             *(figures[described.x], figures[described.y]),
             ls=line,
             marker="x",
-            color=_GREY,
+            color=GREY,
             lw=1.2,
             ms=5,
             zorder=1.5,
@@ -97,7 +90,7 @@ def _curve(run: Run, curve: Curve) -> Figure:
         )
     for variant in (*curve.variants, *curve.levels):
         if variant in run.unavailable:
-            why = textwrap.fill(f"{variant} unavailable: {run.unavailable[variant]}", 60)
+            why = drawing.unavailable(variant, run.unavailable[variant])
             axes.plot([], [], " ", label=why)
     _dress(axes, run, curve, rows)
     return figure
@@ -200,17 +193,7 @@ def _dress(axes: Axes, run: Run, curve: Curve, rows: pd.DataFrame) -> None:
         axes.set_ylabel(f"{metric.title} / {titles[curve.share_of].title}")
     else:
         axes.set_ylabel(f"{metric.title}, {curve.kind} ({metric.unit})")
-    below = list(_subtitle(run, curve, rows))
-    axes.set_title("\n".join(below), fontsize=8.5, loc="left")
-    axes.annotate(
-        curve.title,
-        xy=(0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 11 + 10.5 * len(below)),
-        textcoords="offset points",
-        fontsize=12,
-        fontweight="bold",
-    )
+    drawing.titled(axes, run, curve.title, rows, bars=not curve.share_of)
     sizes = sorted(set(run.parameters[curve.x]))
     axes.xaxis.set_major_locator(FixedLocator(list(_spaced(sizes))))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -237,22 +220,3 @@ def _spaced(sizes: list[int]) -> Iterator[int]:
         if all(abs(math.log10(size / other)) > 0.16 for other in chosen):
             chosen.append(size)
     yield from sorted(chosen)
-
-
-def _subtitle(run: Run, curve: Curve, rows: pd.DataFrame) -> Iterator[str]:
-    if run.status != "complete":
-        yield f"{run.status.upper()}: {run.why}"
-    where = list(environment(run.environment))[:1]
-    yield from (line for words in where for line in textwrap.wrap(words, 100))
-    if rows.empty:
-        return
-    level, n = rows["level"].iloc[0], sorted(set(rows["n"]))
-    many = {"process": "processes", "boot": "boots", "round": "rounds within one process"}[level]
-    bars = (
-        "range"
-        if rows["coverage"].isna().any()
-        else (f"{100 * rows['coverage'].min():.1f} % interval of the median")
-    )
-    yield f"n = {' to '.join(map(str, {n[0]: 0, n[-1]: 0}))} {many}" + (
-        "" if curve.share_of else f"; bars: {bars}"
-    )

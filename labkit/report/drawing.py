@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""What every plot has: a title that says on what was measured, and published figures."""
+
+import textwrap
+from collections.abc import Iterator
+
+import pandas as pd
+from matplotlib.axes import Axes
+
+from labkit import paths
+from labkit.experiments._experiment import Published
+from labkit.report.tables import environment
+from labkit.store.run import Run
+
+MARKERS = ("o", "s", "^", "D", "v")
+GREY = "0.45"
+
+
+def titled(axes: Axes, run: Run, title: str, rows: pd.DataFrame, *, bars: bool = True) -> None:
+    """Put a title above a plot of the estimates `rows`, and below it where and how often.
+
+    `bars` says that the plot shows their intervals.
+    """
+    below = list(_subtitle(run, rows, bars))
+    axes.set_title("\n".join(below), fontsize=8.5, loc="left")
+    axes.annotate(
+        title,
+        xy=(0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 11 + 10.5 * len(below)),
+        textcoords="offset points",
+        fontsize=12,
+        fontweight="bold",
+    )
+
+
+def published(described: Published) -> pd.DataFrame:
+    """Return the published rows that a plot draws, ascending on the horizontal axis."""
+    frame = pd.read_csv(paths.PUBLISHED / described.file, comment="#")
+    for column, value in described.where.items():
+        frame = frame[frame[column] == value]
+    if described.share_of:
+        frame = frame.assign(**{described.y: frame[described.y] / frame[described.share_of]})
+    # A zero is what the mail's three decimals left of a small rate.
+    return frame[frame[described.y] > 0].sort_values(described.x)
+
+
+def unavailable(variant: str, why: str) -> str:
+    """Return the words of a legend for a variant that could not run."""
+    return textwrap.fill(f"{variant} unavailable: {why}", 60)
+
+
+def _subtitle(run: Run, rows: pd.DataFrame, bars: bool) -> Iterator[str]:
+    if run.status != "complete":
+        yield f"{run.status.upper()}: {run.why}"
+    where = list(environment(run.environment))[:1]
+    yield from (line for words in where for line in textwrap.wrap(words, 100))
+    if rows.empty:
+        return
+    level, n = rows["level"].iloc[0], sorted(set(rows["n"]))
+    many = {"process": "processes", "boot": "boots", "round": "rounds within one process"}[level]
+    what = (
+        "range"
+        if rows["coverage"].isna().any()
+        else (f"{100 * rows['coverage'].min():.1f} % interval of the median")
+    )
+    yield f"n = {' to '.join(map(str, {n[0]: 0, n[-1]: 0}))} {many}" + (
+        f"; bars: {what}" if bars else ""
+    )
