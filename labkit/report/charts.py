@@ -80,11 +80,14 @@ def timeline(run: Run, described: Timeline) -> Figure:
             at = found.groupby("seconds")["mib"].agg(["median", "min", "max"])
             axes.plot(at.index, at["median"], color=colour, lw=1.6, label=variant)
             axes.fill_between(at.index, at["min"], at["max"], color=colour, alpha=0.2, lw=0)
-        axes.set(xlabel=f"{group}, seconds")
+        axes.set_xlabel(f"{group}\nseconds")
         axes.set_ylim(bottom=0)
     panels[0].set_ylabel(f"{described.y_title} (MiB)")
     drawing.titled(panels[0], run, described.title, pd.DataFrame())
-    _legend(panels[-1])
+    # Every panel shows the same variants.
+    handles, labels = panels[0].get_legend_handles_labels()
+    if labels:
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from labkit import paths
 from labkit.experiments._experiment import Published
-from labkit.report.tables import environment
+from labkit.report.tables import environment, repeated
 from labkit.store.run import Run
 
 MARKERS = ("o", "s", "^", "D", "v")
@@ -47,7 +47,7 @@ def published(described: Published) -> pd.DataFrame:
 
 def unavailable(variant: str, why: str) -> str:
     """Return the words of a legend for a variant that could not run."""
-    return textwrap.fill(f"{variant} unavailable: {why}", 60)
+    return textwrap.fill(f"{variant} unavailable: {why}", 44)
 
 
 def _subtitle(run: Run, rows: pd.DataFrame, bars: bool) -> Iterator[str]:
@@ -57,13 +57,6 @@ def _subtitle(run: Run, rows: pd.DataFrame, bars: bool) -> Iterator[str]:
     yield from (line for words in where for line in textwrap.wrap(words, 100))
     if rows.empty:
         return
-    level, n = rows["level"].iloc[0], sorted(set(rows["n"]))
-    many = {"process": "processes", "boot": "boots", "round": "rounds within one process"}[level]
-    what = (
-        "range"
-        if rows["coverage"].isna().any()
-        else (f"{100 * rows['coverage'].min():.1f} % interval of the median")
-    )
-    yield f"n = {' to '.join(map(str, {n[0]: 0, n[-1]: 0}))} {many}" + (
-        f"; bars: {what}" if bars else ""
-    )
+    coverage = 100 * rows["coverage"].min()
+    what = "range" if rows["coverage"].isna().any() else f"{coverage:.1f} % interval of the median"
+    yield repeated(rows) + (f"; bars: {what}" if bars else "")

@@ -152,7 +152,7 @@ def _cliff(axes: Axes, run: Run, curve: Curve) -> None:
     cliff = find(run.experiment).cliff
     if cliff is None or (curve.metric, curve.kind) != (cliff.metric, "net"):
         return
-    found = findings(run) if run.of_kind("sample") else None
+    found = findings(run)
     if found is None or found.cache is None or not found.cache.fit.cliff:
         return
     fit = found.cache.fit
@@ -165,24 +165,11 @@ def _cliff(axes: Axes, run: Run, curve: Curve) -> None:
         lw=1,
         alpha=0.7,
         zorder=5,
-        label=f"model fitted to {cliff.variant}",
+        label=f"model fitted to {cliff.variant}: {fit.slots} slots ({low}..{high})",
     )
     axes.axvline(fit.slots, color="black", lw=0.8, ls=":")
     if high > low:
         axes.axvspan(low, high, color="black", alpha=0.08, lw=0)
-    # On the side with more room.
-    side = 1 if fit.slots**2 < upper else -1
-    axes.annotate(
-        f"{fit.slots} slots fitted ({low}..{high})",
-        xy=(fit.slots, 0.97),
-        xycoords=("data", "axes fraction"),
-        xytext=(6 * side, 0),
-        textcoords="offset points",
-        ha="left" if side > 0 else "right",
-        va="top",
-        fontsize=9,
-        backgroundcolor="white",
-    )
 
 
 def _dress(axes: Axes, run: Run, curve: Curve, rows: pd.DataFrame) -> None:
