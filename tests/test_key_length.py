@@ -16,7 +16,7 @@ from labkit.kernel import bpf, cgroup, programs
 from labkit.measuring.cache_fit import crossing
 from labkit.measuring.line_fit import fit_line
 from labkit.report import growth
-from labkit.report.published import published
+from labkit.report.published import published_rows
 from labkit.targets import here
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -203,7 +203,7 @@ def test_published_figures_cross_where_their_author_says():
     for described, within in zip(
         EXPERIMENT.growth.published, [(128, 256), (256, 512)], strict=True
     ):
-        figures = published(described)
+        figures = published_rows(described)
         sizes = figures["bytes"].astype(int).tolist()
         assert sizes == [64, 128, 256, 512, 1024, 2048, 4096]
         assert within[0] < crossing(sizes, figures[described.y], 1.0) <= within[1]

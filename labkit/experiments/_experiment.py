@@ -81,10 +81,72 @@ class Curve:
     x_title: str
     variants: Sequence[str]
     alternative: str
-    where: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str | int] = field(default_factory=dict)
     levels: Mapping[str, str] = field(default_factory=dict)
     published: Sequence[Published] = ()
     share_of: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A plot of a metric in groups by another label, a bar for each variant, on a logarithmic axis.
+
+    Attributes
+    ----------
+    name, title, metric, kind, variants, alternative
+        As of a `Curve`.
+    groups
+        The label whose values make groups.
+    where
+        As of a `Curve`.
+    published
+        Figures drawn beside ours, by variant; their `x` names the column of groups.
+    """
+
+    name: str
+    title: str
+    metric: str
+    kind: str
+    groups: str
+    variants: Sequence[str]
+    alternative: str
+    where: Mapping[str, str | int] = field(default_factory=dict)
+    published: Mapping[str, Sequence[Published]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A plot of what was read again and again in windows, a panel a group and a line a variant.
+
+    `column` is that of the journal's ``series`` lines, in bytes; `y_title` says what it is.
+    """
+
+    name: str
+    title: str
+    column: str
+    y_title: str
+    groups: str
+    variants: Sequence[str]
+    alternative: str
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """A plot of one raw metric against another, a point for each group and variant.
+
+    `x` and `metric` name the metrics; `published` as in `Bars`, with `x` the column of that metric
+    and `groups_column` that of groups.
+    """
+
+    name: str
+    title: str
+    x: str
+    metric: str
+    groups: str
+    variants: Sequence[str]
+    alternative: str
+    published: Mapping[str, Published] = field(default_factory=dict)
+    groups_column: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,7 +234,7 @@ class Experiment:
     cases: Callable[[Any, Sequence[str]], AbstractContextManager[Sequence[Case | WindowCase]]]
     quick: Mapping[str, Any] = field(default_factory=dict)
     repeat: int = 1
-    plots: Sequence[Curve] = ()
+    plots: Sequence[Curve | Bars | Timeline | Tradeoff] = ()
     cliff: Cliff | None = None
     growth: Growth | None = None
 

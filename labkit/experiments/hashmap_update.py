@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from labkit.errors import LabkitError, UsageError
-from labkit.experiments._experiment import Curve, Experiment, Metric
+from labkit.experiments._experiment import Bars, Curve, Experiment, Metric, Published
 from labkit.experiments._parameters import Parameters, parameter
 from labkit.kernel import bpf, host, probe, programs, tasks
 from labkit.kernel.producers import Producers, Work, overlap_percent, overlap_warning
@@ -214,11 +214,21 @@ def _loop(bound: programs.Programs, variant: str, name: str, worker: Executor) -
 
     chunk = CHUNK * loop.operations
     return Case(
-        {"variant": variant, "loop": name},
+        {"variant": variant, "loop": name, "cpus": 1},
         timed=caller(bound.raw_tracepoint(loop.program)),
         control=caller(bound.raw_tracepoint(loop.program, programs.Without("lab_hash"))),
         operations=range(chunk, chunk * CHUNKS + 1, chunk),
         worker=worker,
+    )
+
+
+def _map_perf_test(variant: str) -> Published:
+    return Published(
+        "map_perf_test.csv",
+        "published 2024 (Xeon, v6.11)",
+        x="loop",
+        y="events_kps",
+        where={"map": variant, "series": "before"},
     )
 
 
@@ -247,6 +257,29 @@ EXPERIMENT = Experiment(
             where={"loop": FULL_UPDATE},
             alternative="Updates per second and CPU against the number of CPUs at work: level "
             "where they scale, falling where CPUs wait for each other.",
+        ),
+        Bars(
+            name="events",
+            title="Events as the kernel's own tools count them, on one CPU",
+            metric="events_kps",
+            kind="raw",
+            groups="loop",
+            variants=tuple(FLAGS),
+            where={"cpus": 1},
+            published={
+                "preallocated": (
+                    Published(
+                        "hashmap_full_update.csv",
+                        "published 2022 (all CPUs but one at work)",
+                        x="loop",
+                        y="events_kps",
+                        where={},
+                    ),
+                    _map_perf_test("preallocated"),
+                ),
+                "not_preallocated": (_map_perf_test("not_preallocated"),),
+            },
+            alternative="Events per second for each loop, a bar for each kind of map.",
         ),
     ),
 )

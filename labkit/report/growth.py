@@ -14,7 +14,7 @@ from labkit.measuring.cache_fit import crossing
 from labkit.measuring.line_fit import bootstrap_line_fit
 from labkit.measuring.statistics import MINIMUM_REPETITIONS, Level, median_interval
 from labkit.report import summary
-from labkit.report.published import published
+from labkit.report.published import published_rows
 from labkit.store.run import Run
 
 
@@ -92,7 +92,7 @@ def _where(crossed: float | None, sizes: list[int], x: str) -> str:
 
 def _published(growth: Growth) -> Iterator[str]:
     for described in growth.published:
-        figures = published(described)
+        figures = published_rows(described)
         sizes = [int(size) for size in figures[described.x]]
         crossed = crossing(sizes, figures[described.y].to_numpy(), 1.0)
         yield f"{described.caption}: {_where(crossed, sizes, growth.x)}"

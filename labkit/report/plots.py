@@ -3,11 +3,11 @@
 
 import io
 import math
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
@@ -16,16 +16,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from labkit.errors import UsageError
 from labkit.experiments import find
-from labkit.experiments._experiment import Curve
+from labkit.experiments._experiment import Bars, Curve, Timeline
+from labkit.report import charts, drawing
+from labkit.report.drawing import GREY, MARKERS
 from labkit.report.findings import findings
-from labkit.report.published import published
+from labkit.report.published import published_rows
 from labkit.report.summary import summary
-from labkit.report.tables import environment, repeated
 from labkit.store.run import Run
 
 DPI = 150
-_MARKERS = ("o", "s", "^", "D", "v")
-_GREY = "0.45"
 
 
 def names(run: Run) -> list[str]:
@@ -45,7 +44,14 @@ def draw(run: Run, name: str) -> Figure:
     if not found:
         raise UsageError(f"no plot is called {name!r}; known: {', '.join(names(run))}")
     with sns.axes_style("whitegrid"), mpl.rc_context({"svg.fonttype": "none", "font.size": 10}):
-        return _curve(run, found[0])
+        described = found[0]
+        if isinstance(described, Curve):
+            return _curve(run, described)
+        if isinstance(described, Bars):
+            return charts.bars(run, described)
+        if isinstance(described, Timeline):
+            return charts.timeline(run, described)
+        return charts.tradeoff(run, described)
 
 
 def alternative(run: Run, name: str) -> str:
@@ -69,16 +75,16 @@ def _curve(run: Run, curve: Curve) -> Figure:
     if not rows.empty:
         rows = _drawn(rows, curve, run.labels)
         _levels(axes, rows, curve)
-        for variant, colour, marker in zip(curve.variants, colours, _MARKERS, strict=False):
+        for variant, colour, marker in zip(curve.variants, colours, MARKERS, strict=False):
             _series(axes, rows[rows["variant"] == variant], curve.x, variant, colour, marker)
     _cliff(axes, run, curve)
     for described, line in zip(curve.published, ("--", ":"), strict=False):
-        figures = published(described)
+        figures = published_rows(described)
         axes.plot(
             *(figures[described.x], figures[described.y]),
             ls=line,
             marker="x",
-            color=_GREY,
+            color=GREY,
             lw=1.2,
             ms=5,
             zorder=1.5,
@@ -86,7 +92,7 @@ def _curve(run: Run, curve: Curve) -> Figure:
         )
     for variant in (*curve.variants, *curve.levels):
         if variant in run.unavailable:
-            why = textwrap.fill(f"{variant} unavailable: {run.unavailable[variant]}", 44)
+            why = drawing.unavailable(variant, run.unavailable[variant])
             axes.plot([], [], " ", label=why)
     _dress(axes, run, curve, rows)
     return figure
@@ -172,7 +178,7 @@ def _cliff(axes: Axes, run: Run, curve: Curve) -> None:
 
 def _dress(axes: Axes, run: Run, curve: Curve, rows: pd.DataFrame) -> None:
     axes.set(xscale="log", yscale="log", xlabel=curve.x_title)
-    if not any(line.get_path().vertices.size for line in axes.lines):
+    if not any(np.size(line.get_xdata()) for line in axes.lines):
         axes.set(xlim=(1, 10), ylim=(1, 10))  # nothing has no logarithm
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center")
     titles = {one.name: one for one in find(run.experiment).metrics}
@@ -181,17 +187,7 @@ def _dress(axes: Axes, run: Run, curve: Curve, rows: pd.DataFrame) -> None:
         axes.set_ylabel(f"{metric.title} / {titles[curve.share_of].title}")
     else:
         axes.set_ylabel(f"{metric.title}, {curve.kind} ({metric.unit})")
-    below = list(_subtitle(run, curve, rows))
-    axes.set_title("\n".join(below), fontsize=8.5, loc="left")
-    axes.annotate(
-        curve.title,
-        xy=(0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 11 + 10.5 * len(below)),
-        textcoords="offset points",
-        fontsize=12,
-        fontweight="bold",
-    )
+    drawing.titled(axes, run, curve.title, rows, bars=not curve.share_of)
     sizes = [] if rows.empty else sorted(set(rows[curve.x].dropna()))
     axes.xaxis.set_major_locator(FixedLocator(list(_spaced(sizes))))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -218,15 +214,3 @@ def _spaced(sizes: list[int]) -> Iterator[int]:
         if all(abs(math.log10(size / other)) > 0.16 for other in chosen):
             chosen.append(size)
     yield from sorted(chosen)
-
-
-def _subtitle(run: Run, curve: Curve, rows: pd.DataFrame) -> Iterator[str]:
-    if run.status != "complete":
-        yield f"{run.status.upper()}: {run.why}"
-    where = list(environment(run.environment))[:1]
-    yield from (line for words in where for line in textwrap.wrap(words, 100))
-    if rows.empty:
-        return
-    coverage = 100 * rows["coverage"].min()
-    bars = "range" if rows["coverage"].isna().any() else f"{coverage:.1f} % interval of the median"
-    yield repeated(rows) + ("" if curve.share_of else f"; bars: {bars}")

@@ -7,7 +7,7 @@ from labkit import paths
 from labkit.experiments._experiment import Published
 
 
-def published(described: Published) -> pd.DataFrame:
+def published_rows(described: Published) -> pd.DataFrame:
     """Return the published rows that a plot draws, ascending on the horizontal axis."""
     frame = pd.read_csv(paths.PUBLISHED / described.file, comment="#")
     for column, value in described.where.items():

@@ -141,7 +141,7 @@ def _blocks(run: Run, found: pd.DataFrame) -> Iterator[list[str]]:
     rates = [metric for metric in run.metrics if not metric["unit"].startswith("ns")]
     for unit, group in groupby(rates, key=itemgetter("unit")):
         columns = {one["title"]: raw[raw["metric"] == one["name"]] for one in group}
-        yield from _block(run, f"rate, {unit}", columns)
+        yield from _block(run, f"rate, {unit}" if "/s" in unit else unit, columns)
 
 
 def _block(run: Run, title: str, columns: Mapping[str, pd.DataFrame]) -> Iterator[list[str]]:
