@@ -115,7 +115,7 @@ def test_timed_and_control_differ_in_the_calls_only():
     definitions = {"CHUNK": key_length.CHUNK, "CHUNKS": key_length.CHUNKS}
     keys = KeySet({}, [b"a", b"b"], 64)
     with ExitStack() as held, programs.compiled(EXPERIMENT.source, definitions) as made:
-        hash_fd, _ = key_length._hash_of_keys(held, keys, 0)
+        ((_, hash_fd, _),) = key_length._hashes_of_keys(held, keys, ["preallocated"])
         maps = {"lab_hash": hash_fd, "lab_keys": key_length._array_of_keys(held, keys)}
         with made.with_maps(maps) as bound:
             for name, calls in (("lab_lookup", 1), ("lab_delete_update", 2)):
@@ -129,7 +129,7 @@ def test_every_key_is_found_and_what_follows_a_key_is_not():
     keys = KeySet({}, random_descriptions(1000, 64), 64)
     definitions = {"CHUNK": key_length.CHUNK, "CHUNKS": key_length.CHUNKS}
     with ExitStack() as held, programs.compiled(EXPERIMENT.source, definitions) as made:
-        hash_fd, _ = key_length._hash_of_keys(held, keys, bpf.F_NO_PREALLOC)
+        ((_, hash_fd, _),) = key_length._hashes_of_keys(held, keys, ["normal"])
         maps = {"lab_hash": hash_fd, "lab_keys": key_length._array_of_keys(held, keys)}
         with made.with_maps(maps) as bound:
             in_order = bpf.RawTracepointRun(bound.raw_tracepoint("lab_in_order"))
@@ -138,7 +138,8 @@ def test_every_key_is_found_and_what_follows_a_key_is_not():
             assert delete(1, 0, 1000) > 0
             key_length._check("normal", keys, in_order)
             # In a map that lacks the keys a delete fails.
-            empty, _ = key_length._hash_of_keys(held, KeySet({}, [b"other"], 64), 0)
+            other = KeySet({}, [b"other"], 64)
+            ((_, empty, _),) = key_length._hashes_of_keys(held, other, ["normal"])
         with made.with_maps(maps | {"lab_hash": empty}) as bound:
             assert bpf.RawTracepointRun(bound.raw_tracepoint("lab_delete_update"))(1, 0, 1000) == 0
             in_order = bpf.RawTracepointRun(bound.raw_tracepoint("lab_in_order"))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The loop, on calls whose times are known exactly."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -59,6 +60,16 @@ def test_a_window_makes_whole_cycles_as_nearly_as_calls_allow(worker):
     (line,) = of_kind("case", lines([case(worker, 3500.0, cycle=1334)]))
     operations = line["timed"]["operations_per_call"] * line["timed"]["calls_per_window"]
     assert min(operations % 1334, -operations % 1334) <= 50
+
+
+def test_a_window_is_cut_where_entering_takes_longer_than_what_is_timed(worker):
+    def slow(operations):
+        time.sleep(1e-3)
+        return Call(operations, operations)  # 1 ns each
+
+    slow_one = Case({}, slow, slow, range(100, 201, 100), worker)
+    (line,) = of_kind("case", lines([slow_one], budget_s=0.001))
+    assert line["timed"]["calls_per_window"] <= loop.AT_MOST_NS / 1e6
 
 
 def test_proportional_time_is_two_and_brings_no_warning(worker):

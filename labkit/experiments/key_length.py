@@ -20,7 +20,7 @@ from labkit.kernel import bpf, cgroup, probe, programs, tasks
 from labkit.measuring.loop import Call, Case
 
 # Lengths of loops are what the verifier walks through in some 10 ms: there are many programs.
-CHUNK, CHUNKS = 20, 25
+CHUNK, CHUNKS = 20, 10
 
 COOKIE_BYTES = 8
 MAX_BYTES = 4096
@@ -63,7 +63,7 @@ class KeyLengthParameters(Parameters):
     )
     file: str = parameter("", "a file of descriptions to measure besides, one a line")
     budget_s: float = parameter(
-        7.0, "seconds of timed rounds in each process", above=0, maximum=86_400
+        6.0, "seconds of timed rounds in each process", above=0, maximum=86_400
     )
 
     @classmethod
@@ -246,8 +246,7 @@ def cases(parameters: KeyLengthParameters, variants: Sequence[str]) -> Iterator[
             if why:
                 raise CannotRunError(f"{' '.join(map(str, keys.labels.values()))}: {why}")
             array_fd = _array_of_keys(held, keys)
-            for variant in variants:
-                hash_fd, facts = _hash_of_keys(held, keys, FLAGS[variant])
+            for variant, hash_fd, facts in _hashes_of_keys(held, keys, variants):
                 maps = {"lab_hash": hash_fd, "lab_keys": array_fd}
                 bound = held.enter_context(loaded.with_maps(maps))
                 in_order = bpf.RawTracepointRun(bound.raw_tracepoint("lab_in_order"))
@@ -275,30 +274,37 @@ def _array_of_keys(held: ExitStack, keys: KeySet) -> int:
     return descriptor
 
 
-def _hash_of_keys(held: ExitStack, keys: KeySet, flags: int) -> tuple[int, Mapping[str, float]]:
-    """Make a hash map from keys to their indices; return its descriptor, and what memory it takes.
+def _hashes_of_keys(
+    held: ExitStack, keys: KeySet, variants: Sequence[str]
+) -> Iterator[tuple[str, int, Mapping[str, float]]]:
+    """Make hash maps from keys to their indices; yield variant, descriptor, and memory.
 
-    It is filled in another order than that of the array, so that the memory of its elements is in
-    no order, as in a map that has been in use.
+    They are filled in another order than that of the array, so that the memory of their elements
+    is in no order, as in a map that has been in use.
     """
     entries = len(keys.descriptions)
-    make = partial(
-        bpf.create_map,
-        *("lab_hash", bpf.MAP_TYPE_HASH),
-        key_bytes=keys.key_bytes,
-        value_bytes=4,
-        entries=entries,
-        flags=flags,
-    )
-    group = None if cgroup.unavailable() else held.enter_context(cgroup.MemoryGroup())
-    descriptor = group.create(make) if group else make()
-    held.callback(os.close, descriptor)
+    made = []
+    for variant in variants:
+        make = partial(
+            bpf.create_map,
+            *("lab_hash", bpf.MAP_TYPE_HASH),
+            key_bytes=keys.key_bytes,
+            value_bytes=4,
+            entries=entries,
+            flags=FLAGS[variant],
+        )
+        group = None if cgroup.unavailable() else held.enter_context(cgroup.MemoryGroup())
+        descriptor = group.create(make) if group else make()
+        held.callback(os.close, descriptor)
+        made.append((variant, descriptor, group))
     order = random.Random(entries).sample(range(entries), entries)
     for indices, numbers in _batches(order, keys.key_bytes):
-        bpf.update_batch(descriptor, keys.keys(indices, keys.key_bytes), numbers, len(indices))
-    if group is None:
-        return descriptor, {}
-    return descriptor, {"memory_bytes": group.usage_bytes() - group.before_bytes}
+        texts = keys.keys(indices, keys.key_bytes)
+        for _, descriptor, _ in made:
+            bpf.update_batch(descriptor, texts, numbers, len(indices))
+    for variant, descriptor, group in made:
+        memory_bytes = group.usage_bytes() - group.before_bytes if group else None
+        yield variant, descriptor, {} if memory_bytes is None else {"memory_bytes": memory_bytes}
 
 
 def _batches(

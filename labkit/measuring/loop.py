@@ -19,6 +19,8 @@ from labkit.kernel.host import steal_ns
 from labkit.measuring.statistics import MINIMUM_REPETITIONS, median, median_interval
 
 WINDOW_NS = 10_000_000
+#: Entering the kernel may take longer than what is timed there, as in a control.
+AT_MOST_NS = 2 * WINDOW_NS
 #: The kernel does not preempt a call: it must not hold the CPU for long.
 CALL_NS = 500_000
 #: 2 N operations must take twice as long as N, within this.
@@ -257,7 +259,9 @@ def _calibrate(series: _Calls, accepted: range, cycle: int) -> None:
         reversed(affordable[len(affordable) // 2 :]),
         key=lambda n: abs(round(cycles * cycle / n) * n - cycles * cycle),
     )
-    series.calls = max(1, round(cycles * cycle / series.operations))
+    wanted = round(cycles * cycle / series.operations)
+    call_ns = min(_wall_ns(series.call, series.operations) for _ in range(3))
+    series.calls = max(1, min(wanted, AT_MOST_NS // call_ns))
 
     index = accepted.index(series.operations)
     low, high = (accepted[(index - 1) // 2], accepted[index]) if index else accepted[:2]
@@ -281,6 +285,12 @@ def _proportional(ratio: float) -> bool:
 def _ns_per_operation(call: Callable[[int], Call], operations: int, calls: int) -> float:
     made = [call(operations) for _ in range(calls)]
     return max(sum(one.elapsed_ns for one in made), 1) / sum(one.operations for one in made)
+
+
+def _wall_ns(call: Callable[[int], Call], operations: int) -> int:
+    begin_ns = time.perf_counter_ns()
+    call(operations)
+    return max(1, time.perf_counter_ns() - begin_ns)
 
 
 def _warm_up(series: _Calls, operations: int) -> None:
