@@ -498,9 +498,8 @@ def test_what_goes_wrong_in_a_notebook_is_one_line(run, kind, message):
 
 
 @pytest.mark.slow
-def test_a_recorded_run_is_rendered_without_bcc_and_without_privileges(homes):
+def test_a_recorded_run_is_rendered_without_bcc_and_without_privileges(open_home):
     (example,) = [path for path in paths.EXAMPLES.iterdir() if "local-storage" in path.name]
-    homes.chmod(0o777)
     code = (
         "import sys; sys.modules['bcc'] = None\n"
         "from labkit import api, batch\n"
@@ -512,10 +511,10 @@ def test_a_recorded_run_is_rendered_without_bcc_and_without_privileges(homes):
         text=True,
         user=65534,
         group=65534,
-        env={"HOME": str(homes), "LABKIT_HOME": str(homes), "PATH": "/usr/bin:/bin"},
-        cwd=homes,
+        env={"HOME": str(open_home), "LABKIT_HOME": str(open_home), "PATH": "/usr/bin:/bin"},
+        cwd=open_home,
     )
     if "Permission denied" in done.stderr and str(ROOT) in done.stderr:
         pytest.skip("an ordinary user cannot read this checkout")
     assert done.returncode == 0, done.stderr
-    assert (homes / "reports" / example.name / notebook.PAGE).is_file()
+    assert (open_home / "reports" / example.name / notebook.PAGE).is_file()
