@@ -18,7 +18,7 @@ from conftest import ROOT
 from labkit import paths
 from labkit.errors import LabkitError, UsageError
 from labkit.experiments import find, names
-from labkit.report import findings, notebook, plots, summary, tables
+from labkit.report import drawing, findings, notebook, plots, summary, tables
 from labkit.store import journal
 from labkit.store.run import JOURNAL, Run
 
@@ -346,7 +346,7 @@ def test_an_unknown_plot_is_refused_with_the_known_ones(curve_run):
 
 def test_published_zeros_are_not_drawn():
     (sequential, _) = EXPERIMENT.plots[1].published
-    figures = plots.published(sequential)
+    figures = drawing.published(sequential)
     assert 1000 not in figures["value"].to_list()
     assert figures["important_hits_mops"].to_list()[0] == 47.298
 

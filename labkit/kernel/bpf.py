@@ -11,7 +11,7 @@ import os
 import platform
 import struct
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -270,20 +270,20 @@ def load_program(
         raise OSError(error.errno, os.strerror(error.errno or 0), log.value.decode()) from None
 
 
-def with_map(instructions: bytes, replaced_fd: int, map_fd: int) -> bytes:
-    """Return a program's instructions with another map in place of one of its maps.
+def with_map(instructions: Sequence[bytes], replaced_fd: int, map_fd: int) -> bytes:
+    """Return a program's code with another map in place of one of its maps.
 
-    A map is loaded as the immediate of a 16-byte instruction whose source register says that it
-    is a descriptor (BPF_PSEUDO_MAP_FD).
+    A map is loaded as the immediate of an instruction whose source register says that it is a
+    descriptor (BPF_PSEUDO_MAP_FD).
     """
     load_immediate, is_map_fd = 0x18, 0x10
-    code = bytearray(instructions)
-    for at in range(0, len(code), 8):
-        operation, registers, _, immediate = struct.unpack_from("=BBhi", code, at)
-        wide = operation == load_immediate and registers & 0xF0 == is_map_fd
-        if wide and immediate == replaced_fd:
-            struct.pack_into("=i", code, at + 4, map_fd)
-    return bytes(code)
+    code = list(instructions)
+    for at, one in enumerate(instructions):
+        operation, registers, _, immediate = struct.unpack("=BBhi", one)
+        is_map = operation == load_immediate and registers & 0xF0 == is_map_fd
+        if is_map and immediate == replaced_fd:
+            code[at] = one[:4] + struct.pack("=i", map_fd)
+    return b"".join(code)
 
 
 # -- what is loaded -------------------------------------------------------------------------------

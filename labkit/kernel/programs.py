@@ -78,6 +78,11 @@ class Programs:
         with _words_of_bcc(f"BPF program {name} was refused"):
             return int(self._module.load_func(name.encode(), self._raw_tracepoint).fd)
 
+    def instructions(self, name: str) -> list[bytes]:
+        """Return the instructions of the function `name` as compiled, 8 bytes each."""
+        raw = bytes(self._module.dump_func(name.encode()))
+        return [raw[at : at + 8] for at in range(0, len(raw), 8)]
+
     def raw_tracepoint_on(self, name: str, stand_in: str, map_fd: int) -> int:
         """Load the function `name` with the map `map_fd` in place of the C file's `stand_in`.
 
@@ -93,7 +98,7 @@ class Programs:
         LabkitError
             With the end of the verifier's words.
         """
-        code = bpf.with_map(self._module.dump_func(name.encode()), self.map_fd(stand_in), map_fd)
+        code = bpf.with_map(self.instructions(name), self.map_fd(stand_in), map_fd)
         raw_tracepoint = probe.PROGRAM_TYPES["raw_tracepoint"]
         try:
             return bpf.load_program(raw_tracepoint, code, name=name)[0]
