@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from labkit.measuring import loop
-from labkit.measuring.loop import Call, Case
+from labkit.measuring.loop import Call, Case, Window, WindowCase
 from labkit.measuring.statistics import MINIMUM_REPETITIONS
 
 
@@ -162,3 +162,30 @@ def test_counts_are_added_over_the_window(worker):
     )
     sample = next(one for one in of_kind("sample", lines([counting])) if not one["control"])
     assert sample["counts"]["important"] * 4 == sample["operations"]
+
+
+def test_a_case_with_windows_of_its_own_goes_through_the_same_rounds(worker):
+    def window(control):
+        series = {} if control else {"clock_ns": [0, 10], "memory_bytes": [5, 6]}
+        return Window(
+            100,
+            1000 if control else 3000,
+            7,
+            {"failed": 2},
+            series=series,
+            warning="" if control else "odd",
+        )
+
+    found = lines([WindowCase({"variant": "a"}, window), case(worker, 20.0)])
+    assert of_kind("case", found)[0] == {"kind": "case", "case": 0, "labels": {"variant": "a"}}
+    samples = [one for one in of_kind("sample", found) if one["case"] == 0]
+    assert len(samples) == 2 * MINIMUM_REPETITIONS
+    assert {
+        (one["control"], one["operations"], one["elapsed_ns"], one["steal_ns"]) for one in samples
+    } == {(True, 100, 1000, 7), (False, 100, 3000, 7)}
+    series = of_kind("series", found)
+    assert [one["round"] for one in series] == list(range(MINIMUM_REPETITIONS))
+    assert series[0]["columns"] == {"clock_ns": [0, 10], "memory_bytes": [5, 6]}
+    assert [one["message"] for one in of_kind("warning", found)] == ["odd"] * MINIMUM_REPETITIONS
+    # Its time per operation is part of the stop rule.
+    assert found[-1]["why"] == "every interval within 1 %"

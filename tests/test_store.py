@@ -81,6 +81,19 @@ def test_samples_become_a_row_for_each_metric(written):
     assert [row["control"] for row in rows] == [False] * 3 + [True] * 3
 
 
+def test_a_unit_says_how_a_count_becomes_a_value_and_what_was_not_counted_has_no_row(written):
+    units = {"ns/op": 2.0, "%": 200.0, "Mops/s": 100.0, "k/s": 100_000.0, "MiB": 2000 / 2**20}
+    metrics = [
+        *({"name": unit, "unit": unit, "title": unit, "count": "many"} for unit in units),
+        {"name": "none", "unit": "MiB", "title": "none", "count": "missing"},
+    ]
+    counted = sample(0, 0, 20_000) | {"counts": {"many": 2000}}
+    start = START | {"metrics": metrics, "boot": 0, "process": 0}
+    frame = written(HEADER, start, *CASES, counted).frame
+    # 2000 of something in 1000 operations and 20 us
+    assert dict(zip(frame["metric"], frame["value"], strict=True)) == units
+
+
 def test_a_run_is_complete_when_every_planned_process_is(written):
     once = [*process(0, sample(0, 0, 1)), end()]
     assert written(HEADER, *once, *once).status == "complete"

@@ -108,7 +108,7 @@ def requirements(parameters: HtabMemParameters) -> Mapping[str, str]:
     common = (
         probe.program_type("raw_tracepoint")
         or probe.open_files(128 + 4 * len(cpus))
-        or probe.locked_memory()
+        or probe.locked_memory(128)
         or (alone if parameters.use_cases == [PAIRS] else "")
     )
     found = {flavour: common or _flavour(flavour) for flavour in parameters.flavours}

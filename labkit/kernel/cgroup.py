@@ -155,15 +155,14 @@ def unavailable() -> str:
     try:
         with MemoryGroup() as group, _known(group):
             seen_bytes = group.usage_bytes() - group.before_bytes
-            usage = group.path.parent.name and group._hierarchy.usage
     except Refused as why:
         return str(why)
     except OSError as error:
         return f"no memory cgroup can be used: {error.strerror} ({error.filename or 'bpf'})"
     if not KNOWN_BYTES <= seen_bytes <= KNOWN_BYTES + _SLACK_BYTES:
         return (
-            f"{usage} shows {seen_bytes} bytes for a map of {KNOWN_BYTES} bytes: is kernel memory "
-            "counted (cgroup.memory=nokmem)?"
+            f"a cgroup shows {seen_bytes} bytes for a map of {KNOWN_BYTES} bytes: is the kernel's "
+            "memory counted (cgroup.memory=nokmem)?"
         )
     return ""
 

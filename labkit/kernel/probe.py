@@ -133,13 +133,15 @@ def open_files(needed: int) -> str:
     return ""
 
 
-def locked_memory() -> str:
-    """Lift the limit of locked memory where the kernel counts maps against it (before 5.11)."""
+def locked_memory(needed_mib: int) -> str:
+    """Raise the limit of locked memory where the kernel counts maps against it (before 5.11)."""
     types = btf.kernel()
-    if types is None or types.members("bpf_map_memory"):
-        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        try:
-            resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
-        except (OSError, ValueError):
-            return "needs locked memory for maps: raise that limit (ulimit -l unlimited)"
+    if types is None or not types.members("bpf_map_memory"):
+        return ""
+    needed = needed_mib * 2**20
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        return f"maps need {needed_mib} MiB of locked memory: raise that limit (ulimit -l)"
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
     return ""

@@ -107,6 +107,11 @@ class Programs:
         """
         return Programs(self._module, maps)
 
+    def instructions(self, name: str) -> list[bytes]:
+        """Return the instructions of the function `name` as compiled, 8 bytes each."""
+        raw = bytes(self._module.dump_func(name.encode()))
+        return [raw[at : at + 8] for at in range(0, len(raw), 8)]
+
     def raw_tracepoint(self, name: str, without: Without | None = None) -> int:
         """Load the function `name` as a raw tracepoint program; return its descriptor.
 
@@ -122,21 +127,21 @@ class Programs:
         LabkitError
             With the end of the verifier's words.
         """
-        code = bytearray(self._module.dump_func(name.encode()))
+        code = self.instructions(name)
         instead = {self.map_fd(one): descriptor for one, descriptor in self._maps.items()}
         left_out = self.map_fd(without.map) if without else None
         loaded = None
-        for at in range(0, len(code), 8):
-            operation, registers, _, immediate = struct.unpack_from("=BBhi", code, at)
+        for at, one in enumerate(code):
+            operation, registers, _, immediate = struct.unpack("=BBhi", one)
             if operation == bpf.LOAD_64_BITS and registers >> 4 == bpf.MAP_BY_DESCRIPTOR:
                 loaded = immediate
-                struct.pack_into("=i", code, at + 4, instead.get(immediate, immediate))
+                code[at] = one[:4] + struct.pack("=i", instead.get(immediate, immediate))
             elif operation == bpf.CALL:
                 # A call's map is loaded after the call before it: it is the first argument.
                 if without and loaded == left_out:
-                    code[at : at + 8] = bpf.instruction(bpf.SET, immediate=without.result)
+                    code[at] = bpf.instruction(bpf.SET, immediate=without.result)
                 loaded = None
-        program = (bpf.PROG_TYPE_RAW_TRACEPOINT, bytes(code))
+        program = (bpf.PROG_TYPE_RAW_TRACEPOINT, b"".join(code))
         try:
             descriptor, _ = bpf.load_program(*program, name=name)
         except OSError as error:

@@ -6,7 +6,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from labkit.errors import UsageError
-from labkit.kernel.host import allowed_cpus, pin_current_thread
+from labkit.kernel import host
 
 
 def measuring_cpu(wanted: int) -> int:
@@ -19,7 +19,7 @@ def measuring_cpu(wanted: int) -> int:
     UsageError
         Where this process may not run on the wanted one, with those it may run on.
     """
-    allowed = sorted(allowed_cpus())
+    allowed = sorted(host.allowed_cpus())
     if wanted != -1 and wanted not in allowed:
         raise UsageError(f"cpu: {wanted} is not accepted; this process may run on {allowed}")
     return allowed[-1] if wanted == -1 else wanted
@@ -27,7 +27,7 @@ def measuring_cpu(wanted: int) -> int:
 
 def working_cpus(first: int) -> list[int]:
     """Return the CPUs that this process may run on: `first`, then the others from the last down."""
-    return sorted(allowed_cpus(), key=lambda cpu: (cpu != first, -cpu))
+    return sorted(host.allowed_cpus(), key=lambda cpu: (cpu != first, -cpu))
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def pinned_workers(count: int, cpu: int) -> Iterator[list[Executor]]:
     """
     workers = [
         ThreadPoolExecutor(
-            1, f"lab-worker-{index}", initializer=pin_current_thread, initargs=(cpu,)
+            1, f"lab-worker-{index}", initializer=host.pin_current_thread, initargs=(cpu,)
         )
         for index in range(count)
     ]

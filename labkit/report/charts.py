@@ -63,15 +63,15 @@ def bars(run: Run, described: Bars) -> Figure:
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(visible=False, axis="x")
     drawing.titled(axes, run, described.title, rows)
-    _legend(axes)
+    _legend(axes, described.variants)
     return figure
 
 
 def timeline(run: Run, described: Timeline) -> Figure:
     """Draw the median over all windows at each time, and between which readings it lies."""
     groups = _groups(run, described.groups)
-    figure = Figure(figsize=(8, 5.4), layout="constrained")
-    panels = figure.subplots(1, max(len(groups), 1), sharey=True, squeeze=False)[0]
+    figure = Figure(figsize=(8, 6.5), layout="constrained")
+    panels = figure.subplots(max(len(groups), 1), sharex=True, sharey=True, squeeze=False)[:, 0]
     readings = _readings(run, described)
     for axes, group in zip(panels, groups, strict=False):
         for variant, colour in _coloured(described.variants):
@@ -82,9 +82,10 @@ def timeline(run: Run, described: Timeline) -> Figure:
             at = found.groupby("seconds")["mib"].agg(["median", "min", "max"])
             axes.plot(at.index, at["median"], color=colour, lw=1.6, label=variant)
             axes.fill_between(at.index, at["min"], at["max"], color=colour, alpha=0.2, lw=0)
-        axes.set_xlabel(f"{group}\nseconds")
+        axes.annotate(group, (0.01, 0.97), xycoords="axes fraction", va="top", fontsize=9)
         axes.set_ylim(bottom=0)
-    panels[0].set_ylabel(f"{described.y_title} (MiB)")
+    panels[-1].set_xlabel("seconds")
+    figure.supylabel(f"{described.y_title} (MiB)", fontsize=10)
     drawing.titled(panels[0], run, described.title, pd.DataFrame())
     # Every panel shows the same variants.
     handles, labels = panels[0].get_legend_handles_labels()
@@ -166,7 +167,7 @@ def tradeoff(run: Run, described: Tradeoff) -> Figure:
         axis.set_label_text(f"{metric.title} ({metric.unit})")
         axis.set_major_formatter(_PLAIN)
     drawing.titled(axes, run, described.title, y)
-    _legend(axes)
+    _legend(axes, described.variants)
     return figure
 
 
@@ -200,8 +201,10 @@ def _absent(axes: Axes, run: Run, variant: str) -> None:
         axes.plot([], [], " ", label=drawing.unavailable(variant, why))
 
 
-def _legend(axes: Axes) -> None:
+def _legend(axes: Axes, variants: Sequence[str]) -> None:
+    """Put up a legend that names the variants first; matplotlib lists bars last."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
-    if once:
-        axes.legend(list(once.values()), list(once), fontsize=8, frameon=True)
+    names = sorted(once, key=lambda name: name not in variants)
+    if names:
+        axes.legend([once[name] for name in names], names, fontsize=8, frameon=True)
