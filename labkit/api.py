@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What a notebook calls: measure, load and look at runs."""
 
+import base64
 import json
 import os
 import shlex
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit import paths
 from labkit.errors import CannotRunError, LabkitError, UsageError
@@ -19,12 +20,70 @@ from labkit.store import journal
 from labkit.store import run as store
 from labkit.targets import here
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from labkit.report.findings import Findings
+
 #: Set by ``./lab run`` to the folder that it made for what its notebook measures.
 RUN_FOLDER = "LABKIT_RUN_FOLDER"
 
 
+class Plot:
+    """A drawn plot that shows itself in a notebook, with a text for those who cannot see it."""
+
+    def __init__(self, figure: "Figure", alternative: str) -> None:
+        self.figure = figure
+        self.alternative = alternative
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        from labkit.report import plots
+
+        data = base64.b64encode(plots.encoded(self.figure, "png")).decode()
+        bundle = {"image/png": data, "text/plain": self.alternative}
+        return bundle, {"image/png": {"alt": self.alternative}}
+
+
 class Run(store.Run):
-    """A run that shows itself."""
+    """A run that shows itself: as estimates, as a table for mail, as plots."""
+
+    def summary(self) -> "pd.DataFrame":
+        """Return the estimates: see `labkit.report.summary.summary`."""
+        from labkit.report import summary
+
+        return summary.summary(self).copy()
+
+    def table(self) -> str:
+        """Return the plain-text table, at most 72 columns wide."""
+        from labkit.report import tables
+
+        return tables.text(self)
+
+    @property
+    def plots(self) -> list[str]:
+        """Return the names that `plot` takes."""
+        from labkit.report import plots
+
+        return plots.names(self)
+
+    def plot(self, name: str = "") -> Plot:
+        """Draw the plot called `name`, the first one where none is named."""
+        from labkit.report import plots
+
+        name = name or self.plots[0]
+        return Plot(plots.draw(self, name), plots.alternative(self, name))
+
+    def findings(self) -> "Findings | None":
+        """Return the fitted cache and the crossings, with intervals."""
+        from labkit.report import findings
+
+        return findings.findings(self)
+
+    def _repr_html_(self) -> str:
+        from labkit.report import tables
+
+        return tables.html(self)
 
 
 def measure(
@@ -187,7 +246,7 @@ def load(name: str) -> Run:
     return Run.read(store.locate(name, [paths.runs(), paths.EXAMPLES]))
 
 
-def runs() -> "Any":
+def runs() -> "pd.DataFrame":
     """Return a data frame of the runs on this machine, newest last."""
     import pandas as pd
 

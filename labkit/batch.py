@@ -30,28 +30,41 @@ def measure_and_report(
 
     folder = api.new_run_folder(experiment.name)
     try:
-        report = store.create(paths.reports(), folder.name)
-        os.environ[api.RUN_FOLDER] = str(folder)
-        parameters = accepted | {"repeat": repeat, "quick": quick}
-        with _followed(folder / store.JOURNAL, repeat, accepted["budget_s"]):
-            notebook.execute(experiment, parameters, report)
-        run = api.load(str(folder))
-        notebook.write(run, report)
-    except BaseException:
-        with suppress(LabkitError):
-            if not store.Run.read(folder).of_kind("sample"):
-                store.remove(folder)
+        # A place that cannot be written is told before anything is measured.
+        report_folder = store.create(paths.reports(), folder.name)
+    except LabkitError:
+        store.remove(folder)
         raise
-    return report
+    os.environ[api.RUN_FOLDER] = str(folder)
+    try:
+        with _followed(folder / store.JOURNAL, repeat, accepted["budget_s"]):
+            executed = notebook.execute(experiment, accepted | {"repeat": repeat, "quick": quick})
+        notebook.write(store.Run.read(folder), executed, report_folder)
+    except BaseException:
+        _tidy(folder, report_folder)
+        raise
+    return report_folder
 
 
-def report(run: api.Run) -> Path:
+def _tidy(folder: Path, report_folder: Path) -> None:
+    """Remove what holds nothing: a run without a sample, a report without a file."""
+    with suppress(LabkitError):
+        if not store.Run.read(folder).of_kind("sample"):
+            store.remove(folder)
+    with suppress(OSError):
+        report_folder.rmdir()
+
+
+def report(run: store.Run) -> Path:
     """Render a recorded run and return the report's folder."""
     from labkit.report import notebook
 
     folder = paths.reports() / run.id
-    folder.mkdir(parents=True, exist_ok=True)
-    notebook.write(run, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LabkitError(f"cannot make {folder}: {error.strerror}") from None
+    notebook.render(run, folder)
     return folder
 
 

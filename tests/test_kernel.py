@@ -165,8 +165,7 @@ def test_a_library_of_another_version_is_noticed(monkeypatch):
 
 def test_programs_carry_the_dual_licence():
     with programs.compiled(paths.BPF / "harness.c", HARNESS) as loaded:
-        license_of = loaded._module  # noqa: SLF001 (bcc tells it only so)
         from bcc.libbcc import lib
 
         lib.bpf_module_license.restype = ctypes.c_char_p
-        assert lib.bpf_module_license(license_of.module) == b"Dual MIT/GPL"
+        assert lib.bpf_module_license(loaded._module.module) == b"Dual MIT/GPL"

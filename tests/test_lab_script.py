@@ -178,6 +178,7 @@ def test_only_the_venv_and_the_checkout_can_be_imported(checkout: Checkout, tmp_
 
 
 def test_byte_code_is_kept_in_the_venv_alone(checkout: Checkout) -> None:
+    shutil.rmtree(f"{checkout.venv}/pycache{checkout.folder}/labkit")
     told = checkout.told("list", environment={"PYTHONDONTWRITEBYTECODE": "1"})
     assert Path(told["cached"]).is_relative_to(checkout.venv / "pycache")
     assert list((checkout.venv / "pycache").glob("**/labkit/__init__.*.pyc"))
@@ -227,10 +228,10 @@ def test_what_pip_refuses_is_shown_and_not_taken_for_done(
     checkout: Checkout, tmp_path: Path
 ) -> None:
     copy = moved(checkout, tmp_path / "copy")
-    (copy.folder / "requirements.lock").write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
+    (copy.folder / "requirements.lock").write_text("tiny==1.0\n")
     status, output, errors = copy.run("list")
     assert (status, output) == (1, "")
-    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in errors
+    assert "Hashes are required" in errors
     assert errors.splitlines()[-1].startswith("lab: could not install requirements.lock")
     assert not copy.stamp.exists()
 

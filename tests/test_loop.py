@@ -108,6 +108,16 @@ def test_an_untimed_call_comes_before_each_window(worker):
     assert measured.count("timed") >= calls + 1
 
 
+def test_what_a_window_touches_is_warm(worker):
+    log = []
+    found = lines([case(worker, 4000.0, operations=range(100, 201, 100), warm_up=1000, log=log)])
+    assert [kind for _, kind in log[:10]] == ["timed"] * 10
+    (line,) = of_kind("case", found)
+    windows = len(of_kind("sample", found)) // 2
+    made = [kind for _, kind in log].count("timed")
+    assert made >= windows * (line["timed"]["calls_per_window"] + 10)
+
+
 def test_it_stops_when_every_interval_is_narrow_and_says_so(worker):
     found = lines([case(worker, 20.0)])
     assert found[-1] == {

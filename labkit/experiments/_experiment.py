@@ -27,6 +27,73 @@ class Metric:
 
 
 @dataclass(frozen=True)
+class Published:
+    """Figures from a patch mail, a file in ``data/published``, that a plot draws beside ours.
+
+    The rows in which columns have the values `where`; `x` and `y` name the columns drawn, `y`
+    as a part of `share_of` where that names one.
+    """
+
+    file: str
+    caption: str
+    x: str
+    y: str
+    where: Mapping[str, str]
+    share_of: str = ""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A plot of a metric against a counted label, both on logarithmic axes.
+
+    Attributes
+    ----------
+    name, title
+        Of the plot; the name becomes the name of its files.
+    metric, kind
+        What is drawn: the metric's raw, control or net value, with its interval.
+    x, x_title
+        The label on the horizontal axis.
+    variants
+        Of which a curve is drawn each.
+    levels
+        Variants without that label, drawn as horizontal lines, with the label that tells the
+        lines of one variant apart.
+    published
+        Figures drawn beside ours.
+    share_of
+        Another metric, of which the drawn one is a part: then the share is drawn, without unit.
+    alternative
+        What a person who cannot see it should know that it shows.
+    """
+
+    name: str
+    title: str
+    metric: str
+    kind: str
+    x: str
+    x_title: str
+    variants: Sequence[str]
+    alternative: str
+    levels: Mapping[str, str] = field(default_factory=dict)
+    published: Sequence[Published] = ()
+    share_of: str = ""
+
+
+@dataclass(frozen=True)
+class Cliff:
+    """A cache whose slots are to be found in how the cost of `variant` grows with `x`.
+
+    `against` names the variants, with the label of their sizes, whose cost the curve crosses.
+    """
+
+    metric: str
+    variant: str
+    x: str
+    against: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One module of `labkit.experiments` describes one of these, called ``EXPERIMENT``.
 
@@ -52,8 +119,10 @@ class Experiment:
     cases
         Given parameters and the variants that can run, a context in which the cases can be
         measured: programs loaded, maps filled, the work checked.
-    findings
-        Given a summary (see `labkit.report.summary`), what it comes to.
+    plots
+        What its plots show.
+    cliff
+        The cache to look for, where it is about one.
     """
 
     name: str
@@ -65,6 +134,8 @@ class Experiment:
     cases: Callable[[Any, Sequence[str]], AbstractContextManager[list[Case]]]
     quick: Mapping[str, Any] = field(default_factory=dict)
     repeat: int = 1
+    plots: Sequence[Curve] = ()
+    cliff: Cliff | None = None
 
     @property
     def stem(self) -> str:

@@ -51,6 +51,9 @@ class Case:
         as nearly as calls allow, because operations of one cycle may differ in cost.
     worker
         The thread that makes the calls; the kernel's state belongs to it.
+    warm_up
+        Operations made untimed before each timed window, so that it finds in the CPU's caches
+        what it would find there if nothing else had run meanwhile; one call at least.
     """
 
     labels: Mapping[str, str | int]
@@ -59,6 +62,7 @@ class Case:
     operations: range
     worker: Executor
     cycle: int = 1
+    warm_up: int = 0
 
 
 @dataclass
@@ -68,6 +72,7 @@ class _Series:
     case: int
     control: bool
     call: Callable[[int], Call]
+    warm_up: int = 0
     operations: int = 0
     calls: int = 0
     proportionality: float = 0.0
@@ -94,7 +99,7 @@ def measure(
     """
     series = []
     for index, case in enumerate(cases):
-        pair = [_Series(index, False, case.timed), _Series(index, True, case.control)]
+        pair = [_Series(index, False, case.timed, case.warm_up), _Series(index, True, case.control)]
         for one in pair:
             case.worker.submit(_calibrate, one, case.operations, case.cycle).result()
             if not _proportional(one.proportionality):
@@ -136,7 +141,7 @@ def measure(
 
 def _calibrate(series: _Series, accepted: range, cycle: int) -> None:
     """Find operations a call and calls a window, and check that 2 N take twice as long as N."""
-    series.call(accepted[0])
+    _warm_up(series, accepted[0])
     per_operation_ns = _fastest_ns(series.call, accepted[0], 1 + cycle // accepted[0])
     affordable = [n for n in accepted if n * per_operation_ns <= CALL_NS] or [accepted[0]]
     cycles = max(1, round(WINDOW_NS / per_operation_ns / cycle))
@@ -181,8 +186,13 @@ def _fastest_ns(call: Callable[[int], Call], operations: int, calls: int) -> flo
     )
 
 
+def _warm_up(series: _Series, operations: int) -> None:
+    for _ in range(max(1, -(-series.warm_up // operations))):
+        series.call(operations)
+
+
 def _window(series: _Series, cpu: int, round_index: int) -> Line:
-    series.call(series.operations)
+    _warm_up(series, series.operations)
     steal_before_ns = steal_ns(cpu)
     operations = elapsed_ns = 0
     counts: dict[str, int] = {}

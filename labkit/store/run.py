@@ -71,7 +71,7 @@ def write_whole(path: Path, content: bytes) -> None:
         raise LabkitError(f"cannot write {path}: {error.strerror}") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """What one run measured, read from its folder.
 

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: MIT
+"""Plots of a run, drawn from what its experiment says that they show."""
+
+import io
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import matplotlib as mpl
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from labkit import paths
+from labkit.errors import UsageError
+from labkit.experiments import find
+from labkit.experiments._experiment import Curve, Published
+from labkit.report.findings import findings
+from labkit.report.summary import summary
+from labkit.store.run import Run
+
+DPI = 150
+_MARKERS = ("o", "s", "^", "D", "v")
+_GREY = "0.45"
+
+
+def names(run: Run) -> list[str]:
+    """Return the names of the plots that `run` can be drawn as."""
+    return [curve.name for curve in find(run.experiment).plots]
+
+
+def draw(run: Run, name: str) -> Figure:
+    """Return the plot called `name`.
+
+    Raises
+    ------
+    UsageError
+        For an unknown name, with the known ones.
+    """
+    found = [curve for curve in find(run.experiment).plots if curve.name == name]
+    if not found:
+        raise UsageError(f"no plot is called {name!r}; known: {', '.join(names(run))}")
+    with sns.axes_style("whitegrid"), mpl.rc_context({"svg.fonttype": "none", "font.size": 10}):
+        return _curve(run, found[0])
+
+
+def alternative(run: Run, name: str) -> str:
+    """Return what the plot shows, for those who cannot see it."""
+    return next(curve.alternative for curve in find(run.experiment).plots if curve.name == name)
+
+
+def encoded(figure: Figure, file_format: str) -> bytes:
+    """Return a figure as a file's content: ``png`` at 150 dpi, or ``svg``."""
+    buffer = io.BytesIO()
+    metadata = {"Date": None} if file_format == "svg" else None
+    figure.savefig(buffer, format=file_format, dpi=DPI, metadata=metadata)
+    return buffer.getvalue()
+
+
+def published(described: Published) -> pd.DataFrame:
+    """Return the published rows that a plot draws, ascending on the horizontal axis."""
+    frame = pd.read_csv(paths.PUBLISHED / described.file, comment="#")
+    for column, value in described.where.items():
+        frame = frame[frame[column] == value]
+    if described.share_of:
+        frame = frame.assign(**{described.y: frame[described.y] / frame[described.share_of]})
+    # A zero is what the mail's three decimals left of a small rate.
+    return frame[frame[described.y] > 0].sort_values(described.x)
+
+
+def _curve(run: Run, curve: Curve) -> Figure:
+    figure = Figure(figsize=(8, 5.2), layout="constrained")
+    axes = figure.subplots()
+    colours = sns.color_palette("colorblind", len(curve.variants))
+    rows = summary(run) if run.of_kind("sample") else pd.DataFrame()
+    if not rows.empty:
+        rows = _drawn(rows, curve, run.labels)
+        _levels(axes, rows, curve)
+        for variant, colour, marker in zip(curve.variants, colours, _MARKERS, strict=False):
+            _series(axes, rows[rows["variant"] == variant], curve.x, variant, colour, marker)
+    for described, line in zip(curve.published, ("--", ":"), strict=False):
+        figures = published(described)
+        axes.plot(
+            *(figures[described.x], figures[described.y]),
+            ls=line,
+            marker="x",
+            color=_GREY,
+            lw=1.2,
+            ms=5,
+            label=described.caption,
+        )
+    _cliff(axes, run, curve, colours)
+    for variant in curve.variants:
+        if variant in run.unavailable:
+            axes.plot([], [], " ", label=f"{variant} unavailable: {run.unavailable[variant]}")
+    _dress(axes, run, curve)
+    return figure
+
+
+def _drawn(rows: pd.DataFrame, curve: Curve, labels: list[str]) -> pd.DataFrame:
+    rows = rows[rows["kind"] == curve.kind]
+    drawn = rows[rows["metric"] == curve.metric]
+    if not curve.share_of:
+        return drawn
+    whole = rows.loc[rows["metric"] == curve.share_of, [*labels, "median"]]
+    drawn = drawn.merge(whole, on=labels, suffixes=("", "_whole"))
+    share = drawn["median"] / drawn["median_whole"]
+    # Both are counted in the same windows: their share is known, not estimated.
+    return drawn.assign(median=share, low=share, high=share)
+
+
+def _series(axes: Axes, rows: pd.DataFrame, x: str, name: str, colour: Any, marker: str) -> None:
+    rows = rows[rows["median"] > 0].sort_values(x)
+    if rows.empty:
+        return
+    spread = [(rows["median"] - rows["low"]).to_numpy(), (rows["high"] - rows["median"]).to_numpy()]
+    axes.errorbar(
+        *(rows[x].to_numpy(dtype=float), rows["median"].to_numpy()),
+        yerr=spread,
+        color=colour,
+        marker=marker,
+        ms=5,
+        lw=1.6,
+        capsize=3,
+        label=name,
+    )
+
+
+def _levels(axes: Axes, rows: pd.DataFrame, curve: Curve) -> None:
+    """Draw variants of another size as horizontal lines, named at their right ends."""
+    for variant, label in curve.levels.items():
+        lines = rows[(rows["variant"] == variant) & (rows["median"] > 0)].sort_values("median")
+        lowest = -math.inf
+        for row in lines.to_dict("records"):
+            axes.axhline(row["median"], color="0.25", lw=0.9, ls=(0, (6, 2)), zorder=1)
+            axes.axhspan(row["low"], row["high"], color="0.5", alpha=0.12, lw=0, zorder=0)
+            # Names keep their distance where lines do not.
+            lowest = max(math.log10(row["median"]), lowest + 0.075)
+            axes.annotate(
+                f"{variant} {row[label]:,} {label}",
+                xy=(1.0, 10**lowest),
+                xycoords=("axes fraction", "data"),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                color="0.25",
+            )
+
+
+def _cliff(axes: Axes, run: Run, curve: Curve, colours: list[Any]) -> None:
+    """Draw the fitted cost of a cache, and where its slots end."""
+    cliff = find(run.experiment).cliff
+    if cliff is None or (curve.metric, curve.kind) != (cliff.metric, "net"):
+        return
+    found = findings(run) if run.of_kind("sample") else None
+    if found is None or found.cache is None or not found.cache.fit.cliff:
+        return
+    fit = found.cache.fit
+    low, high = found.cache.slots
+    upper = max(run.parameters[cliff.x])
+    sizes = [upper ** (step / 400) for step in range(401)]
+    axes.plot(
+        *(sizes, fit.predict(sizes)),
+        color="black",
+        lw=1,
+        alpha=0.7,
+        zorder=5,
+        label=f"fit to {cliff.variant}: {fit.slots} slots ({low}..{high})",
+    )
+    axes.axvline(fit.slots, color="black", lw=0.8, ls=":")
+    if high > low:
+        axes.axvspan(low, high, color="black", alpha=0.08, lw=0)
+
+
+def _dress(axes: Axes, run: Run, curve: Curve) -> None:
+    axes.set(xscale="log", yscale="log", xlabel=curve.x_title)
+    metric = next(one for one in find(run.experiment).metrics if one.name == curve.metric)
+    axes.set_ylabel("share" if curve.share_of else f"{metric.title}, {curve.kind}, {metric.unit}")
+    axes.set_title("\n".join([curve.title, *_subtitle(run)]), fontsize=10, loc="left")
+    sizes = sorted(set(run.parameters[curve.x]))
+    axes.xaxis.set_major_locator(FixedLocator(list(_spaced(sizes))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(plain)
+    axes.yaxis.set_major_formatter(plain)
+    axes.grid(which="minor", axis="y", lw=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=True)
+
+
+def _spaced(sizes: list[int]) -> Iterator[int]:
+    """Yield the sizes that have room for a label; round ones, and 16, go first."""
+    chosen: list[int] = []
+    for size in sorted(sizes, key=lambda one: (one not in (1, 10, 16, 32, 100, 1000), one)):
+        if all(abs(math.log10(size / other)) > 0.16 for other in chosen):
+            chosen.append(size)
+    yield from sorted(chosen)
+
+
+def _subtitle(run: Run) -> Iterator[str]:
+    environment: Mapping[str, Any] = run.environment
+    where = [f"kernel {environment.get('kernel_release')}", environment.get("cpu_model")]
+    if run.of_kind("sample"):
+        row = summary(run).iloc[0]
+        many = {"process": "processes", "boot": "boots", "round": "rounds within one process"}
+        bars = (
+            "bars: range"
+            if math.isnan(row["coverage"])
+            else (f"bars: {100 * row['coverage']:.1f} % interval of the median")
+        )
+        where += [f"n = {row['n']} {many[row['level']]}", bars]
+    if run.status != "complete":
+        where.append(run.status.upper())
+    yield ", ".join(str(word) for word in where if word)
