@@ -84,12 +84,14 @@ class Curve:
 class Cliff:
     """A cache whose slots are to be found in how the cost of `variant` grows with `x`.
 
-    `against` names the variants, with the label of their sizes, whose cost the curve crosses.
+    `operation` is what has that cost, as a sentence begins with it. `against` names the variants,
+    with the label of their sizes, whose cost the curve crosses.
     """
 
     metric: str
     variant: str
     x: str
+    operation: str
     against: Mapping[str, str]
 
 

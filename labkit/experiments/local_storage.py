@@ -236,5 +236,11 @@ EXPERIMENT = Experiment(
         _important("important-hits", "Gets of the one important map"),
         _important("important-share", "Share of gets that ask for the important map", "hits_mops"),
     ),
-    cliff=Cliff(metric="get_ns", variant="sequential", x="maps", against={"hashmap": "keys"}),
+    cliff=Cliff(
+        metric="get_ns",
+        variant="sequential",
+        x="maps",
+        operation="a get",
+        against={"hashmap": "keys"},
+    ),
 )

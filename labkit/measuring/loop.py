@@ -22,6 +22,10 @@ WINDOW_NS = 10_000_000
 CALL_NS = 500_000
 #: 2 N operations must take twice as long as N, within this.
 PROPORTIONALITY_PERCENT = 5.0
+PROPORTIONALITY_PAIRS = 7
+DISPROPORTIONATE = (
+    f"2 N operations did not take twice as long as N within {PROPORTIONALITY_PERCENT:g} %"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ def measure(
         for one in pair:
             case.worker.submit(_calibrate, one, case.operations, case.cycle).result()
             if not _proportional(one.proportionality):
-                yield {"kind": "warning", "case": index, "message": _disproportion(one)}
+                yield {"kind": "warning", "case": index, "message": DISPROPORTIONATE}
         series.append(pair)
         yield {"kind": "case", "case": index, "labels": dict(case.labels)} | {
             "control" if one.control else "timed": {
@@ -142,7 +146,9 @@ def measure(
 def _calibrate(series: _Series, accepted: range, cycle: int) -> None:
     """Find operations a call and calls a window, and check that 2 N take twice as long as N."""
     _warm_up(series, accepted[0])
-    per_operation_ns = _fastest_ns(series.call, accepted[0], 1 + cycle // accepted[0])
+    per_operation_ns = min(
+        _ns_per_operation(series.call, accepted[0], 1 + cycle // accepted[0]) for _ in range(3)
+    )
     affordable = [n for n in accepted if n * per_operation_ns <= CALL_NS] or [accepted[0]]
     cycles = max(1, round(WINDOW_NS / per_operation_ns / cycle))
     series.operations = min(
@@ -153,23 +159,15 @@ def _calibrate(series: _Series, accepted: range, cycle: int) -> None:
 
     index = accepted.index(series.operations)
     low, high = (accepted[(index - 1) // 2], accepted[index]) if index else accepted[:2]
-    few = max(1, series.calls // 5, cycle // high)
-    ratios = []
-    for _ in range(3):
-        ratio = _fastest_ns(series.call, high, few) / _fastest_ns(
-            series.call, low, round(few * high / low)
-        )
-        ratios.append(2 * ratio)
-        if _proportional(2 * ratio):
-            break
-    series.proportionality = min(ratios, key=lambda ratio: abs(ratio - 2))
-
-
-def _disproportion(series: _Series) -> str:
-    kind = "control" if series.control else "timed"
-    return (
-        f"2 N operations took {series.proportionality:.3f} times as long as N "
-        f"({kind}; 2.000 expected, {PROPORTIONALITY_PERCENT:g} % allowed)"
+    few = max(1, series.calls // 10, cycle // high)
+    # The two windows of a pair follow each other, so that a CPU that changes speed spoils few.
+    series.proportionality = median(
+        [
+            2
+            * _ns_per_operation(series.call, high, few)
+            / _ns_per_operation(series.call, low, round(few * high / low))
+            for _ in range(PROPORTIONALITY_PAIRS)
+        ]
     )
 
 
@@ -177,13 +175,9 @@ def _proportional(ratio: float) -> bool:
     return abs(ratio / 2 - 1) <= PROPORTIONALITY_PERCENT / 100
 
 
-def _fastest_ns(call: Callable[[int], Call], operations: int, calls: int) -> float:
-    """Return ns per operation in the fastest of three short windows: noise only ever adds."""
-    windows = [[call(operations) for _ in range(calls)] for _ in range(3)]
-    return min(
-        max(sum(one.elapsed_ns for one in window), 1) / sum(one.operations for one in window)
-        for window in windows
-    )
+def _ns_per_operation(call: Callable[[int], Call], operations: int, calls: int) -> float:
+    made = [call(operations) for _ in range(calls)]
+    return max(sum(one.elapsed_ns for one in made), 1) / sum(one.operations for one in made)
 
 
 def _warm_up(series: _Series, operations: int) -> None:

@@ -18,30 +18,76 @@ from labkit.store.run import Run
 
 @dataclass(frozen=True)
 class Crossing:
-    """From how many maps on the cost is at least that of `variant` with so many `size`."""
+    """From which size on the cost is at least that of `variant` with so many `size`.
+
+    `interval` is None where it cannot be told, `why_not` says why then.
+    """
 
     variant: str
     label: str
     size: int
-    interval: CrossingInterval
+    interval: CrossingInterval | None
+    why_not: str = ""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The fitted cache and the crossings of one run, or why there are none."""
+    """The fitted cache and the crossings of one run, or why there are none.
+
+    `sizes` are those of the fitted series, ascending.
+    """
 
     cliff: Cliff
+    sizes: tuple[int, ...]
     cache: CacheFitInterval | None
     crossings: tuple[Crossing, ...]
     why_not: str = ""
 
     def sentences(self) -> list[str]:
-        """Return the findings in plain words, with units."""
+        """Return the findings in plain words, with units, each short enough for a mail."""
         said = [self.why_not] if self.why_not else []
         if self.cache is not None:
-            said += [_cache_sentence(self.cache, self.cliff), f"({self.cache.method})"]
-        said += [_crossing_sentence(one, self.cliff) for one in self.crossings]
-        return said
+            said += self._of_cache(self.cache)
+        said += [self._of_crossing(one) for one in self.crossings]
+        methods = [one.interval.method for one in self.crossings if one.interval]
+        if self.cache is not None:
+            methods.insert(0, self.cache.method)
+        return said + [f"(in brackets: {method})" for method in methods[:1]]
+
+    def _of_cache(self, found: CacheFitInterval) -> list[str]:
+        fit, what = found.fit, self.cliff.operation
+        if not fit.cliff:
+            return [
+                f"no cliff from {self.sizes[0]} to {self.sizes[-1]} {self.cliff.x}: {what} costs "
+                f"{fit.hit_ns:.1f} ns {_between(found.hit_ns, '.1f')}"
+            ]
+        share = (
+            f", in {100 * found.cliff_share:.0f} % of resamples" if found.cliff_share < 1 else ""
+        )
+        return [
+            f"fitted cache of {self.cliff.variant}: {fit.slots} slots "
+            f"{_between(found.slots, 'd')}{share}",
+            f"{what} that hits costs {fit.hit_ns:.1f} ns {_between(found.hit_ns, '.1f')},",
+            f"one that misses among n {self.cliff.x} costs a + b n ns more,",
+            f"a = {fit.a_ns:.1f} {_between(found.a_ns, '.1f')}, "
+            f"b = {fit.b_ns_per_map:.2f} {_between(found.b_ns_per_map, '.2f')}; "
+            f"root mean square misfit {100 * fit.residual:.0f} %",
+        ]
+
+    def _of_crossing(self, found: Crossing) -> str:
+        what, x = f"{found.variant} {found.size} {found.label}", self.cliff.x
+        interval = found.interval
+        if interval is None:
+            return f"{what}: no crossing, {found.why_not}"
+        if interval.maps is None:
+            return f"{what} is slower up to {self.sizes[-1]} {x}, the most measured"
+        if interval.maps <= self.sizes[0]:
+            return f"{what} is no slower at any number of {x} measured"
+        low, high = (
+            f"over {self.sizes[-1]}" if end is None else f"{end:.3g}"
+            for end in (interval.low, interval.high)
+        )
+        return f"{what} is no slower from {interval.maps:.3g} {x} on ({low}..{high})"
 
 
 @lru_cache(maxsize=4)
@@ -59,46 +105,23 @@ def findings(run: Run) -> Findings | None:
         values, {"variant": cliff.variant}, cliff.x, "net", cliff.metric
     )
     if not sizes:
-        return Findings(cliff, None, (), f"no fit: {cliff.variant} was not measured")
+        return Findings(cliff, (), None, (), f"no fit: {cliff.variant} was not measured")
     repeated = summary.level(run)
     try:
-        cache = bootstrap_cache_fit(sizes, costs_ns, repeated)
+        cache, why_not = bootstrap_cache_fit(sizes, costs_ns, repeated), ""
     except ValueError as error:
-        return Findings(cliff, None, (), f"no fit of a cache: {error}")
+        cache, why_not = None, f"no fit of a cache: {error}"
     crossings = []
     for variant, label in cliff.against.items():
         lines, levels_ns = summary.matrix(values, {"variant": variant}, label, "net", cliff.metric)
-        for index, size in enumerate(lines):
+        for size, level_ns in zip(lines, levels_ns.T, strict=True):
             try:
-                interval = bootstrap_crossing(sizes, costs_ns, levels_ns[:, index], repeated)
-            except ValueError:
-                continue
-            crossings.append(Crossing(variant, label, size, interval))
-    return Findings(cliff, cache, tuple(crossings))
+                crossed = bootstrap_crossing(sizes, costs_ns, level_ns, repeated)
+                crossings.append(Crossing(variant, label, size, crossed))
+            except ValueError as error:
+                crossings.append(Crossing(variant, label, size, None, str(error)))
+    return Findings(cliff, tuple(sizes), cache, tuple(crossings), why_not)
 
 
-def _cache_sentence(found: CacheFitInterval, cliff: Cliff) -> str:
-    fit = found.fit
-    if not fit.cliff:
-        return f"no cliff up to {fit.slots} {cliff.x}: a get costs {fit.hit_ns:.1f} ns"
-    low, high = found.slots
-    between = f"{low}..{high}" if low != high else f"{low}"
-    return (
-        f"cache of {fit.slots} slots (interval {between}): a hit costs {fit.hit_ns:.1f} ns "
-        f"({found.hit_ns[0]:.1f}..{found.hit_ns[1]:.1f}), a miss {fit.a_ns:.1f} + "
-        f"{fit.b_ns_per_map:.2f} n ns more ({found.b_ns_per_map[0]:.2f}.."
-        f"{found.b_ns_per_map[1]:.2f} per map)"
-    )
-
-
-def _crossing_sentence(found: Crossing, cliff: Cliff) -> str:
-    interval = found.interval
-    what = f"a {found.variant} of {found.size:,} {found.label} is no slower"
-    if interval.maps is None:
-        return f"{what} nowhere within the sizes measured"
-    low, high = (_ends(end) for end in (interval.low, interval.high))
-    return f"{what} from {interval.maps:.3g} {cliff.x} on (interval {low}..{high})"
-
-
-def _ends(value: float | None) -> str:
-    return "beyond" if value is None else f"{value:.3g}"
+def _between(ends: tuple[float, float], form: str) -> str:
+    return f"({ends[0]:{form}}..{ends[1]:{form}})"

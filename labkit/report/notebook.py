@@ -30,8 +30,8 @@ def execute(experiment: Experiment, parameters: Mapping[str, Any]) -> NotebookNo
         As the notebook raised it; anything else that went wrong in a cell as a LabkitError.
     """
     import papermill
-    from jupyter_client.manager import AsyncKernelManager
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
     with _vanishing_folder() as private:
         places = {"JUPYTER_RUNTIME_DIR": private, "IPYTHONDIR": private}
@@ -43,7 +43,9 @@ def execute(experiment: Experiment, parameters: Mapping[str, Any]) -> NotebookNo
                     dict(parameters),
                     kernel_name="python3",
                     # Sockets in a folder of our own: on a shared machine TCP is open to all.
-                    km=AsyncKernelManager(kernel_name="python3", transport="ipc"),
+                    config=Config(KernelManager={"transport": "ipc"}),
+                    # What goes wrong in a cell is raised here; the rest is not for users.
+                    extra_arguments=["--Application.log_level=50"],
                     progress_bar=False,
                     cwd=str(paths.ROOT),
                 )

@@ -3,7 +3,8 @@
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import matplotlib as mpl
@@ -19,6 +20,7 @@ from labkit.experiments import find
 from labkit.experiments._experiment import Curve, Published
 from labkit.report.findings import findings
 from labkit.report.summary import summary
+from labkit.report.tables import environment
 from labkit.store.run import Run
 
 DPI = 150
@@ -71,7 +73,7 @@ def published(described: Published) -> pd.DataFrame:
 
 
 def _curve(run: Run, curve: Curve) -> Figure:
-    figure = Figure(figsize=(8, 5.2), layout="constrained")
+    figure = Figure(figsize=(8, 5.4), layout="constrained")
     axes = figure.subplots()
     colours = sns.color_palette("colorblind", len(curve.variants))
     rows = summary(run) if run.of_kind("sample") else pd.DataFrame()
@@ -80,6 +82,7 @@ def _curve(run: Run, curve: Curve) -> Figure:
         _levels(axes, rows, curve)
         for variant, colour, marker in zip(curve.variants, colours, _MARKERS, strict=False):
             _series(axes, rows[rows["variant"] == variant], curve.x, variant, colour, marker)
+    _cliff(axes, run, curve)
     for described, line in zip(curve.published, ("--", ":"), strict=False):
         figures = published(described)
         axes.plot(
@@ -89,13 +92,14 @@ def _curve(run: Run, curve: Curve) -> Figure:
             color=_GREY,
             lw=1.2,
             ms=5,
+            zorder=1.5,
             label=described.caption,
         )
-    _cliff(axes, run, curve, colours)
-    for variant in curve.variants:
+    for variant in (*curve.variants, *curve.levels):
         if variant in run.unavailable:
-            axes.plot([], [], " ", label=f"{variant} unavailable: {run.unavailable[variant]}")
-    _dress(axes, run, curve)
+            why = textwrap.fill(f"{variant} unavailable: {run.unavailable[variant]}", 60)
+            axes.plot([], [], " ", label=why)
+    _dress(axes, run, curve, rows)
     return figure
 
 
@@ -150,7 +154,7 @@ def _levels(axes: Axes, rows: pd.DataFrame, curve: Curve) -> None:
             )
 
 
-def _cliff(axes: Axes, run: Run, curve: Curve, colours: list[Any]) -> None:
+def _cliff(axes: Axes, run: Run, curve: Curve) -> None:
     """Draw the fitted cost of a cache, and where its slots end."""
     cliff = find(run.experiment).cliff
     if cliff is None or (curve.metric, curve.kind) != (cliff.metric, "net"):
@@ -160,7 +164,7 @@ def _cliff(axes: Axes, run: Run, curve: Curve, colours: list[Any]) -> None:
         return
     fit = found.cache.fit
     low, high = found.cache.slots
-    upper = max(run.parameters[cliff.x])
+    upper = found.sizes[-1]
     sizes = [upper ** (step / 400) for step in range(401)]
     axes.plot(
         *(sizes, fit.predict(sizes)),
@@ -168,18 +172,45 @@ def _cliff(axes: Axes, run: Run, curve: Curve, colours: list[Any]) -> None:
         lw=1,
         alpha=0.7,
         zorder=5,
-        label=f"fit to {cliff.variant}: {fit.slots} slots ({low}..{high})",
+        label=f"model fitted to {cliff.variant}",
     )
     axes.axvline(fit.slots, color="black", lw=0.8, ls=":")
     if high > low:
         axes.axvspan(low, high, color="black", alpha=0.08, lw=0)
+    # On the side with more room.
+    side = 1 if fit.slots**2 < upper else -1
+    axes.annotate(
+        f"{fit.slots} slots fitted ({low}..{high})",
+        xy=(fit.slots, 0.97),
+        xycoords=("data", "axes fraction"),
+        xytext=(6 * side, 0),
+        textcoords="offset points",
+        ha="left" if side > 0 else "right",
+        va="top",
+        fontsize=9,
+        backgroundcolor="white",
+    )
 
 
-def _dress(axes: Axes, run: Run, curve: Curve) -> None:
+def _dress(axes: Axes, run: Run, curve: Curve, rows: pd.DataFrame) -> None:
     axes.set(xscale="log", yscale="log", xlabel=curve.x_title)
-    metric = next(one for one in find(run.experiment).metrics if one.name == curve.metric)
-    axes.set_ylabel("share" if curve.share_of else f"{metric.title}, {curve.kind}, {metric.unit}")
-    axes.set_title("\n".join([curve.title, *_subtitle(run)]), fontsize=10, loc="left")
+    titles = {one.name: one for one in find(run.experiment).metrics}
+    metric = titles[curve.metric]
+    if curve.share_of:
+        axes.set_ylabel(f"{metric.title} / {titles[curve.share_of].title}")
+    else:
+        axes.set_ylabel(f"{metric.title}, {curve.kind} ({metric.unit})")
+    below = list(_subtitle(run, curve, rows))
+    axes.set_title("\n".join(below), fontsize=8.5, loc="left")
+    axes.annotate(
+        curve.title,
+        xy=(0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 11 + 10.5 * len(below)),
+        textcoords="offset points",
+        fontsize=12,
+        fontweight="bold",
+    )
     sizes = sorted(set(run.parameters[curve.x]))
     axes.xaxis.set_major_locator(FixedLocator(list(_spaced(sizes))))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -187,8 +218,16 @@ def _dress(axes: Axes, run: Run, curve: Curve) -> None:
     axes.xaxis.set_major_formatter(plain)
     axes.yaxis.set_major_formatter(plain)
     axes.grid(which="minor", axis="y", lw=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, frameon=True)
+    handles, labels = axes.get_legend_handles_labels()
+    # Ours first; matplotlib lists bars last.
+    order = sorted(range(len(labels)), key=lambda index: labels[index] not in curve.variants)
+    if order:
+        axes.legend(
+            [handles[index] for index in order],
+            [labels[index] for index in order],
+            fontsize=8,
+            frameon=True,
+        )
 
 
 def _spaced(sizes: list[int]) -> Iterator[int]:
@@ -200,18 +239,20 @@ def _spaced(sizes: list[int]) -> Iterator[int]:
     yield from sorted(chosen)
 
 
-def _subtitle(run: Run) -> Iterator[str]:
-    environment: Mapping[str, Any] = run.environment
-    where = [f"kernel {environment.get('kernel_release')}", environment.get("cpu_model")]
-    if run.of_kind("sample"):
-        row = summary(run).iloc[0]
-        many = {"process": "processes", "boot": "boots", "round": "rounds within one process"}
-        bars = (
-            "bars: range"
-            if math.isnan(row["coverage"])
-            else (f"bars: {100 * row['coverage']:.1f} % interval of the median")
-        )
-        where += [f"n = {row['n']} {many[row['level']]}", bars]
+def _subtitle(run: Run, curve: Curve, rows: pd.DataFrame) -> Iterator[str]:
     if run.status != "complete":
-        where.append(run.status.upper())
-    yield ", ".join(str(word) for word in where if word)
+        yield f"{run.status.upper()}: {run.why}"
+    where = list(environment(run.environment))[:1]
+    yield from (line for words in where for line in textwrap.wrap(words, 100))
+    if rows.empty:
+        return
+    level, n = rows["level"].iloc[0], sorted(set(rows["n"]))
+    many = {"process": "processes", "boot": "boots", "round": "rounds within one process"}[level]
+    bars = (
+        "range"
+        if rows["coverage"].isna().any()
+        else (f"{100 * rows['coverage'].min():.1f} % interval of the median")
+    )
+    yield f"n = {' to '.join(map(str, {n[0]: 0, n[-1]: 0}))} {many}" + (
+        "" if curve.share_of else f"; bars: {bars}"
+    )

@@ -123,10 +123,13 @@ def matrix(
     -------
     sizes : list of int, ascending
     values : array of float, shape (repetitions, sizes), nan where a repetition lacks a size
+        A row for each repetition of the run, in order, so that rows of two series are pairs.
     """
+    repetition = found.groupby([name for name in LEVELS if name in found.columns]).ngroup()
+    found = found.assign(repetition=repetition)
     rows = found[(found["metric"] == metric) & (found["kind"] == kind)]
     for label, value in where.items():
         rows = rows[rows[label] == value]
-    levels = [name for name in LEVELS if name in rows.columns]
-    table = rows.pivot(index=levels, columns=x, values="value").sort_index(axis=1)
+    table = rows.pivot(index="repetition", columns=x, values="value")
+    table = table.reindex(range(repetition.nunique())).sort_index(axis=1)
     return [int(size) for size in table.columns], table.to_numpy(dtype=float)

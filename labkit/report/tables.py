@@ -2,20 +2,22 @@
 """The table of a run that people paste into a mail: plain text, at most 72 columns."""
 
 import math
+import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
 
 from labkit.experiments import find
+from labkit.measuring.statistics import MINIMUM_REPETITIONS
 from labkit.report.findings import Findings, findings
 from labkit.report.summary import summary
-from labkit.store.run import Run
+from labkit.store.run import Run, case_name
 
 WIDTH = 72
-_LABEL = 23
-_COLUMNS = 3
 
 
 def text(run: Run) -> str:
@@ -23,9 +25,9 @@ def text(run: Run) -> str:
     blocks = [list(_head(run))]
     if run.of_kind("sample"):
         found = summary(run)
-        blocks[0].append(_repetition(found))
-        blocks += [*_blocks(run, found)]
-    blocks.append([f"{name:<{_LABEL}} unavailable: {why}" for name, why in run.unavailable.items()])
+        blocks[0] += _repetition(run, found)
+        blocks += _blocks(run, found)
+    blocks.append([f"{name}  unavailable: {why}" for name, why in run.unavailable.items()])
     if run.of_kind("sample"):
         blocks.append(_said(findings(run)))
     blocks.append([f"note: {warning}" for warning in run.warnings])
@@ -41,18 +43,33 @@ def _wrapped(line: str) -> list[str]:
 
 def _head(run: Run) -> Iterator[str]:
     yield f"{run.experiment}: {find(run.experiment).question}"
-    yield f"$ {run.header['command']}"
-    yield from environment(run.environment)
     if run.status != "complete":
         yield f"{run.status.upper()}: {run.why}"
+    yield from _command(f"$ {run.header['command']}")
+    yield from environment(run.environment)
+
+
+def _command(command: str) -> Iterator[str]:
+    """Yield a command in lines that a shell takes as one."""
+    line = ""
+    for word in re.findall(r"(?:'[^']*'|\S)+", command):
+        if line and len(line) + len(word) + 3 > WIDTH:
+            yield f"{line} \\"
+            line = "   "
+        line += f" {word}" if line else word
+    # A list of many numbers, in quotes: there a line may end at any space.
+    yield from _wrapped(line)
 
 
 def environment(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield short lines that say on what was measured."""
-    cpus = f"{found.get('cpus_online') or '?'} CPUs {found.get('cpu_model') or ''}".strip()
-    hypervisor = found.get("hypervisor")
-    where = f", {hypervisor} guest" if hypervisor and hypervisor != "none" else ""
-    yield (f"kernel {found.get('kernel_release')} {found.get('architecture') or ''}, {cpus}{where}")
+    """Yield short lines that say on what was measured, as far as it is known."""
+    cpus, hypervisor = found.get("cpus_online"), found.get("hypervisor")
+    yield _listed(
+        "kernel " + " ".join(filter(None, map(found.get, ("kernel_release", "architecture")))),
+        f"{cpus} CPUs" if cpus else "",
+        found.get("cpu_model") or "",
+        f"{hypervisor} guest" if hypervisor and hypervisor != "none" else "",
+    )
     details = {
         "HZ": found.get("hz"),
         "clock": found.get("clock_source"),
@@ -61,7 +78,8 @@ def environment(found: Mapping[str, Any]) -> Iterator[str]:
         "bcc": found.get("bcc_version"),
         "labkit": found.get("labkit_commit") or found.get("labkit_version"),
     }
-    yield ", ".join(f"{name} {value}" for name, value in details.items() if value)
+    if any(details.values()):
+        yield _listed(*(f"{name} {value}" for name, value in details.items() if value))
     mitigations = found.get("mitigations") or {}
     for word, said in (("Mitigation", "mitigated"), ("Vulnerable", "vulnerable")):
         names = [name for name, state in mitigations.items() if state.startswith(word)]
@@ -69,43 +87,68 @@ def environment(found: Mapping[str, Any]) -> Iterator[str]:
             yield f"{said}: {', '.join(names)}"
 
 
-def _repetition(found: pd.DataFrame) -> str:
-    level, n = found["level"].iloc[0], sorted(set(found["n"]))
-    times = f"{n[0]}" if len(n) == 1 else f"{n[0]} to {n[-1]}"
-    many = {"process": "processes", "boot": "boots", "round": "rounds"}[level]
-    within = " within one process" if level == "round" else ""
-    coverage = found["coverage"].min()
-    if math.isnan(coverage):
-        return f"n = {times} {many}{within}: too few for an interval, range only (min..max)"
-    return (
-        f"n = {times} {many}{within}; median \N{PLUS-MINUS SIGN} half width of its "
-        f"{100 * coverage:.1f} % interval"
+def _listed(*words: str) -> str:
+    return ", ".join(filter(None, words))
+
+
+def _repetition(run: Run, found: pd.DataFrame) -> Iterator[str]:
+    frame = run.frame
+    rounds = [line["rounds"] for line in run.of_kind("stop")]
+    seeds = dict.fromkeys(str(line["seed"]) for line in run.of_kind("start"))
+    steal = frame["steal_ns"].sum() / frame["elapsed_ns"].sum()
+    yield _listed(
+        f"{_range(rounds)} rounds a process" if rounds else "",
+        run.why if run.status == "complete" else "",
+        f"steal {100 * steal:.2g} %" if steal else "",
+        f"seed {' '.join(seeds)}",
     )
+    level = found["level"].iloc[0]
+    many = {"process": "processes", "boot": "boots", "round": "rounds"}[level]
+    what = f"n = {_range(found['n'])} {many}" + " within one process" * (level == "round")
+    coverage, some = found["coverage"].min(), bool(found["coverage"].isna().any())
+    if math.isnan(coverage):
+        yield f"{what}: too few for an interval, so min..max"
+    else:
+        yield (
+            f"{what}; median \N{PLUS-MINUS SIGN} larger side of its {100 * coverage:.1f} % interval"
+            + f", min..max where n < {MINIMUM_REPETITIONS}" * some
+        )
+
+
+def _range(values: Iterable[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _blocks(run: Run, found: pd.DataFrame) -> Iterator[list[str]]:
-    """Yield a block of raw, control and net for each time, then one of rates."""
+    """Yield blocks of raw, control and net for each time, then blocks of rates by unit."""
     for metric in run.metrics:
         if metric["unit"].startswith("ns"):
             rows = found[found["metric"] == metric["name"]]
-            columns = {kind: rows[rows["kind"] == kind] for kind in ("raw", "control", "net")}
-            yield list(_block(run, f"{metric['title']}, {metric['unit']}", columns))
-            yield ["ns from a loop is a reciprocal throughput: how often, not how soon"]
+            kinds = {kind: rows[rows["kind"] == kind] for kind in ("raw", "control", "net")}
+            yield from _block(run, f"{metric['title']}, {metric['unit']}", kinds)
+    yield ["ns from a loop is a reciprocal throughput: how often, not how soon"]
+    raw = found[found["kind"] == "raw"]
     rates = [metric for metric in run.metrics if not metric["unit"].startswith("ns")]
-    for start in range(0, len(rates), _COLUMNS):
-        group = rates[start : start + _COLUMNS]
-        raw = found[found["kind"] == "raw"]
-        columns = {metric["title"]: raw[raw["metric"] == metric["name"]] for metric in group}
-        yield list(_block(run, f"rate, {group[0]['unit']}", columns))
+    for unit, group in groupby(rates, key=itemgetter("unit")):
+        columns = {one["title"]: raw[raw["metric"] == one["name"]] for one in group}
+        yield from _block(run, f"rate, {unit}", columns)
 
 
-def _block(run: Run, title: str, columns: Mapping[str, pd.DataFrame]) -> Iterator[str]:
-    width = (WIDTH - _LABEL) // len(columns)
-    yield f"{title:<{_LABEL}}" + "".join(f"{name:>{width}}" for name in columns)
-    by_row = [dict(_cells(run, rows)) for rows in columns.values()]
-    for label in by_row[0]:
-        cells = "".join(f"{cells.get(label, '-'):>{width}}" for cells in by_row)
-        yield f"{label:<{_LABEL}}{cells}"
+def _block(run: Run, title: str, columns: Mapping[str, pd.DataFrame]) -> Iterator[list[str]]:
+    """Yield a block of lines, and further ones with the columns that have no room beside."""
+    cells = {name: dict(_cells(run, rows)) for name, rows in columns.items()}
+    labels = list(dict.fromkeys(label for column in cells.values() for label in column))
+    first = max(map(len, [title, *labels]))
+    block = [f"{line:<{first}}" for line in [title, *labels]]
+    for name, column in cells.items():
+        added = [name, *(column.get(label, "-") for label in labels)]
+        width = max(map(len, added)) + 2
+        if len(block[0]) > first and len(block[0]) + width > WIDTH:
+            yield block
+            block = [f"{line:<{first}}" for line in [title, *labels]]
+        block = [f"{line}{cell:>{width}}" for line, cell in zip(block, added, strict=True)]
+    yield block
 
 
 def _cells(run: Run, rows: pd.DataFrame) -> Iterator[tuple[str, str]]:
@@ -114,12 +157,8 @@ def _cells(run: Run, rows: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def row_label(labels: Mapping[str, Any]) -> str:
-    """Return a case's labels in a line: texts as they are, numbers with what they count."""
-    present = {name: value for name, value in labels.items() if not pd.isna(value)}
-    return " ".join(
-        value if isinstance(value, str) else f"{value} {name.removesuffix('s' * (value == 1))}"
-        for name, value in present.items()
-    )
+    """Return the name of the case that has these labels; a frame's missing ones do not count."""
+    return case_name({name: value for name, value in labels.items() if not pd.isna(value)})
 
 
 def cell(row: Mapping[Any, Any]) -> str:

@@ -182,21 +182,17 @@ class Run:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Return what was noticed while measuring, each once, with the case it speaks of."""
-        found: dict[str, None] = {}
-        labels: dict[int, Mapping[str, Any]] = {}
-        for line in self.lines:
-            if line["kind"] == "case":
-                labels[line["case"]] = line["labels"]
+        """Return what was noticed while measuring, each once, with the cases it speaks of."""
+        names = {line["case"]: case_name(line["labels"]) for line in self.of_kind("case")}
+        found: dict[str, list[str]] = {}
         for line in self.of_kind("warning"):
-            case = labels.get(line.get("case", -1), {})
-            found[" ".join([*(str(value) for value in case.values()), line["message"]])] = None
+            found.setdefault(line["message"], []).append(names.get(line.get("case"), ""))
         for line in self.of_kind("end"):
             for name in line.get("leaked", ()):
-                found[f"left behind in the kernel: {name}"] = None
+                found[f"left behind in the kernel: {name}"] = []
         if self.unreadable_lines:
-            found[f"{self.unreadable_lines} unreadable lines of the journal left out"] = None
-        return list(found)
+            found[f"{self.unreadable_lines} unreadable lines of the journal left out"] = []
+        return [_with_cases(message, cases) for message, cases in found.items()]
 
     @cached_property
     def frame(self) -> "pd.DataFrame":
@@ -266,6 +262,28 @@ _COLUMNS = (
     *("metric", "unit", "boot", "process", "round", "value"),
     *("operations", "elapsed_ns", "steal_ns", "control"),
 )
+
+
+def _case(labels: Mapping[str, Any]) -> str:
+    words = (value if isinstance(value, str) else f"{value} {k}" for k, value in labels.items())
+    return " ".join(words) + ": "
+
+
+def case_name(labels: Mapping[str, Any]) -> str:
+    """Return a case's labels in a line: texts as they are, numbers with what they count."""
+    return " ".join(
+        value if isinstance(value, str) else f"{value} {name.removesuffix('s' * (value == 1))}"
+        for name, value in labels.items()
+    )
+
+
+def _with_cases(message: str, cases: list[str]) -> str:
+    counted = [
+        f"{case} ({cases.count(case)} times)" if cases.count(case) > 1 else case
+        for case in dict.fromkeys(cases)
+        if case
+    ]
+    return f"{message}: {', '.join(counted)}" if counted else message
 
 
 def _value(metric: Mapping[str, str], line: journal.Line) -> float:
