@@ -85,6 +85,7 @@ def summary(run: Run) -> pd.DataFrame:
     ]
     found = pd.DataFrame(rows, columns=[*keys, *ESTIMATE])
     found = found.astype({label: run.frame[label].dtype for label in run.labels})
+    found = _as_printed(run, found)
     return found.iloc[np.argsort(_positions(run, found), kind="stable")].reset_index(drop=True)
 
 
@@ -96,6 +97,21 @@ def _positions(run: Run, found: pd.DataFrame) -> list[int]:
     }
     rows = found[run.labels].astype(object)
     return [order[row] for row in rows.where(rows.notna(), None).itertuples(index=False, name=None)]
+
+
+def _as_printed(run: Run, found: pd.DataFrame) -> pd.DataFrame:
+    """Put in the deviation that an imported figure came with, where it was printed once."""
+    order = {line["case"]: tuple(line["labels"].values()) for line in run.of_kind("case")}
+    printed = {(order[f["case"]], f["metric"]): f["deviation"] for f in run.of_kind("figure")}
+    if not printed:
+        return found
+    keys = zip(
+        (tuple(label for label in row if not pd.isna(label)) for row in found[run.labels].values),
+        found["metric"],
+        strict=True,
+    )
+    deviations = pd.Series([printed.get(key) for key in keys], dtype=float)
+    return found.assign(deviation=found["deviation"].where(found["n"] > 1, deviations))
 
 
 def _estimated(values: Sequence[float], repeated: Level) -> tuple[Any, ...]:

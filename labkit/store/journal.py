@@ -4,7 +4,9 @@
 ===========  =====================================================================================
 kind         fields
 ===========  =====================================================================================
-run          schema, id, experiment, command, repeat (processes planned); once, by the caller
+run          schema, id, experiment, command, repeat (processes planned); once, by the caller;
+             series (its title in the text) where it was imported; turns (an id shared by runs whose
+             processes took turns)
 start        boot, process (indices); experiment, parameters, labels, metrics, seed, cpu, harness,
              code_sha256, environment, noise; once for each process
 requirement  variant, unavailable (why, or the empty text)
@@ -12,6 +14,9 @@ case         case (index), labels, timed and control: operations_per_call, calls
              proportionality (time of 2 N operations by time of N)
 warning      message, and case where it speaks of one
 sample       case, control, round, operations, elapsed_ns, steal_ns, counts
+figure       case, metric, value, deviation (sample standard deviation) and n (samples behind both),
+             each null where not known, line; in place of samples where a text was imported
+unread       line, text: what an import did not understand
 round        round, elapsed_s, widest_half_width_percent
 stop         why, rounds
 end          status (complete, partial, failed), why, exit_status, noise, leaked; once a process

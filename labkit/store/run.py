@@ -211,6 +211,11 @@ class Run:
         return frame
 
     @property
+    def has_values(self) -> bool:
+        """Return whether anything was measured, or imported."""
+        return any(line["kind"] in ("sample", "figure") for line in self.lines)
+
+    @property
     def labels(self) -> list[str]:
         """Return the names of the columns that tell cases apart."""
         return list(self.start.get("labels", []))
@@ -228,6 +233,14 @@ class Run:
                 repetition = (line["boot"], line["process"])
             elif line["kind"] == "case":
                 labels[line["case"]] = [line["labels"].get(name) for name in self.labels]
+            elif line["kind"] == "figure":
+                metric = next(one for one in self.metrics if one["name"] == line["metric"])
+                yield (
+                    *labels[line["case"]],
+                    *(metric["name"], metric["unit"]),
+                    *repetition,
+                    *(0, line["value"], None, None, None, False),
+                )
             elif line["kind"] == "sample":
                 timing = (line["operations"], line["elapsed_ns"], line["steal_ns"], line["control"])
                 for metric in self.metrics:
