@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ from labkit import paths
 from labkit.errors import CannotRunError, LabkitError, UsageError
 from labkit.experiments import Experiment, find
 from labkit.progress import Progress
-from labkit.store import journal
+from labkit.store import journal, published
 from labkit.store import run as store
+from labkit.store.published import PREFIX
 from labkit.targets import here
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from labkit.report.findings import Findings
+    from labkit.store.imported import Text
 
 #: Set by ``./lab run`` to the folder that it made for what its notebook measures.
 RUN_FOLDER = "LABKIT_RUN_FOLDER"
@@ -241,8 +244,48 @@ def new_run_folder(experiment: str) -> Path:
     return store.create(paths.runs(), store.new_id(experiment, os.uname().release))
 
 
+def import_text(name: str) -> "tuple[Text, list[Run]]":
+    """Read what the kernel's benchmark tool printed, in a log or a saved mail, as runs.
+
+    Parameters
+    ----------
+    name
+        A file; ``-`` reads standard input.
+
+    Returns
+    -------
+    Text
+        What was read, with the lines that were not understood.
+    list of Run
+        A run for each experiment in it and each heading such as BEFORE and AFTER.
+
+    Raises
+    ------
+    UsageError
+        For a file that cannot be read, is empty, or is no text.
+    """
+    from labkit.store import imported, mail
+
+    try:
+        with sys.stdin.buffer if name == "-" else Path(name).open("rb") as source:
+            found = imported.read(mail.lines(source, name))
+    except OSError as error:
+        raise UsageError(f"cannot read {name}: {error.strerror}") from None
+    runs = []
+    for experiment, lines in imported.runs(found, f"./lab import {shlex.quote(name)}"):
+        folder = store.create(paths.runs(), store.new_id(experiment, "imported"))
+        content = b"".join(map(journal.encode, lines(folder.name)))
+        store.write_whole(folder / store.JOURNAL, content)
+        run = Run.read(folder)
+        run.finish()
+        runs.append(run)
+    return found, runs
+
+
 def load(name: str) -> Run:
-    """Return a recorded run: by folder, by id or the beginning of one, or ``last``."""
+    """Return a run: by folder, by id or the beginning of one, ``last``, or ``published:NAME``."""
+    if name.startswith(PREFIX):
+        return Run(Path(name), published.lines(name), 0)
     return Run.read(store.locate(name, [paths.runs(), paths.EXAMPLES]))
 
 

@@ -63,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("run", nargs="?", default="last", help="folder, id, or its beginning")
     report = add("report", _report, "render the report of a recorded run again")
     report.add_argument("run", nargs="?", default="last", help="folder, id, or its beginning")
+    reading = add("import", _import, "the kernel tool's own output, or a mail with it, as runs")
+    reading.add_argument("file", help="a file; - reads standard input")
     add("benchmark", _benchmark, "what the harness itself costs on this machine")
     test = add("test", _test, "run the tests")
     test.add_argument("--fast", action="store_true", help="leave out guests and the browser")
@@ -137,6 +139,23 @@ def _report(options: argparse.Namespace) -> int:
     from labkit import api, batch
 
     print(batch.report(api.load(options.run)))
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from labkit import api
+
+    found, runs = api.import_text(options.file)
+    for number, words in found.not_understood:
+        print(f"line {number} not understood: {words}", file=sys.stderr)
+    if more := found.not_understood_count - len(found.not_understood):
+        print(f"and {more:,} more lines not understood", file=sys.stderr)
+    if found.progress_lines:
+        print(f"{found.progress_lines:,} lines of progress are no results", file=sys.stderr)
+    if not runs:
+        raise LabkitError(f"{options.file}: no figures of the kernel's tool in it")
+    for run in runs:
+        print(run.path)
     return 0
 
 

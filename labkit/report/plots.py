@@ -76,7 +76,7 @@ def _curve(run: Run, curve: Curve) -> Figure:
     figure = Figure(figsize=(8, 5.4), layout="constrained")
     axes = figure.subplots()
     colours = sns.color_palette("colorblind", len(curve.variants))
-    rows = summary(run) if run.of_kind("sample") else pd.DataFrame()
+    rows = summary(run) if run.has_values else pd.DataFrame()
     if not rows.empty:
         rows = _drawn(rows, curve, run.labels)
         _levels(axes, rows, curve)
@@ -211,7 +211,7 @@ def _dress(axes: Axes, run: Run, curve: Curve, rows: pd.DataFrame) -> None:
         fontsize=12,
         fontweight="bold",
     )
-    sizes = sorted(set(run.parameters[curve.x]))
+    sizes = sorted(run.sizes(curve.x))
     axes.xaxis.set_major_locator(FixedLocator(list(_spaced(sizes))))
     axes.xaxis.set_minor_locator(NullLocator())
     plain = FuncFormatter(lambda value, _: f"{value:g}")

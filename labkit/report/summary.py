@@ -101,16 +101,14 @@ def _positions(run: Run, found: pd.DataFrame) -> list[int]:
 
 def _as_printed(run: Run, found: pd.DataFrame) -> pd.DataFrame:
     """Put in the deviation that an imported figure came with, where it was printed once."""
-    order = {line["case"]: tuple(line["labels"].values()) for line in run.of_kind("case")}
-    printed = {(order[f["case"]], f["metric"]): f["deviation"] for f in run.of_kind("figure")}
+    printed = {
+        (one["case"], one["metric"], "control" if one["control"] else "raw"): one["deviation"]
+        for one in run.of_kind("figure")
+    }
     if not printed:
         return found
-    keys = zip(
-        (tuple(label for label in row if not pd.isna(label)) for row in found[run.labels].values),
-        found["metric"],
-        strict=True,
-    )
-    deviations = pd.Series([printed.get(key) for key in keys], dtype=float)
+    keys = zip(_positions(run, found), found["metric"], found["kind"], strict=True)
+    deviations = pd.Series([printed.get(key) for key in keys], index=found.index, dtype=float)
     return found.assign(deviation=found["deviation"].where(found["n"] > 1, deviations))
 
 

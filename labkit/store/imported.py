@@ -14,6 +14,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from labkit.errors import UsageError
@@ -651,10 +652,8 @@ _FORMS: list[tuple[re.Pattern[str], str]] = [
 ]
 
 
-def runs(
-    text: Text, command: str
-) -> Iterator[tuple[str, str, Callable[[str], list[journal.Line]]]]:
-    """Yield experiment, title and journal of each run that a text holds.
+def runs(text: Text, command: str) -> Iterator[tuple[str, Callable[[str], list[journal.Line]]]]:
+    """Yield the experiment and the journal of each run that a text holds.
 
     The journal is a function of the run's id; see `labkit.store.journal` for its lines. `command`
     is the command line that reads the text again.
@@ -662,15 +661,13 @@ def runs(
     groups: dict[tuple[str, str], list[Figure]] = {}
     for figure in text.figures:
         groups.setdefault((figure.series, figure.experiment), []).append(figure)
-    for (series, experiment), figures in groups.items():
-
-        def lines(identity: str, chosen: list[Figure] = figures) -> list[journal.Line]:
-            return _journal(identity, chosen, text, command)
-
-        yield experiment, series, lines
+    for (_, experiment), figures in groups.items():
+        yield experiment, partial(_journal, figures=figures, text=text, command=command)
 
 
-def _journal(identity: str, figures: list[Figure], text: Text, command: str) -> list[journal.Line]:
+def _journal(
+    identity: str, *, figures: list[Figure], text: Text, command: str
+) -> list[journal.Line]:
     seen: dict[tuple[Any, str], int] = {}
     processes: dict[int, list[Figure]] = {}
     for figure in figures:
@@ -714,6 +711,7 @@ def _journal(identity: str, figures: list[Figure], text: Text, command: str) -> 
             {
                 "kind": "figure",
                 "case": cases[one.labels],
+                "control": False,
                 "metric": one.metric,
                 "value": one.value,
                 "deviation": one.deviation,
@@ -725,8 +723,7 @@ def _journal(identity: str, figures: list[Figure], text: Text, command: str) -> 
         if process < len(processes) - 1:
             lines.append({"kind": "end", "status": "complete", "why": "as printed"})
     lines += [
-        {"kind": "unread", "line": number, "text": words}
-        for number, words in text.not_understood
+        {"kind": "unread", "line": number, "text": words} for number, words in text.not_understood
     ]
     lines.append({"kind": "end", "status": "complete", "why": "as printed"})
     return lines

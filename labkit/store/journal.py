@@ -14,8 +14,8 @@ case         case (index), labels, timed and control: operations_per_call, calls
              proportionality (time of 2 N operations by time of N)
 warning      message, and case where it speaks of one
 sample       case, control, round, operations, elapsed_ns, steal_ns, counts
-figure       case, metric, value, deviation (sample standard deviation) and n (samples behind both),
-             each null where not known, line; in place of samples where a text was imported
+figure       case, control, metric, value, deviation (sample standard deviation) and n (samples
+             behind both), each null where not known, line; in place of samples in an imported run
 unread       line, text: what an import did not understand
 round        round, elapsed_s, widest_half_width_percent
 stop         why, rounds

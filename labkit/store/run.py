@@ -215,6 +215,10 @@ class Run:
         """Return whether anything was measured, or imported."""
         return any(line["kind"] in ("sample", "figure") for line in self.lines)
 
+    def sizes(self, label: str) -> set[int]:
+        """Return the values of a counted label among the cases."""
+        return {line["labels"][label] for line in self.of_kind("case") if label in line["labels"]}
+
     @property
     def labels(self) -> list[str]:
         """Return the names of the columns that tell cases apart."""
@@ -239,7 +243,7 @@ class Run:
                     *labels[line["case"]],
                     *(metric["name"], metric["unit"]),
                     *repetition,
-                    *(0, line["value"], None, None, None, False),
+                    *(0, line["value"], None, None, None, line["control"]),
                 )
             elif line["kind"] == "sample":
                 timing = (line["operations"], line["elapsed_ns"], line["steal_ns"], line["control"])
