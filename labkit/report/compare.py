@@ -17,7 +17,7 @@ from labkit.experiments import find, names
 from labkit.measuring import comparison
 from labkit.measuring.cache_fit import SlotsShift, bootstrap_slots_shift
 from labkit.measuring.comparison import Difference, RatioInterval
-from labkit.measuring.statistics import Level
+from labkit.measuring.statistics import Level, median
 from labkit.report import summary
 from labkit.store.run import Run, case_name
 
@@ -245,28 +245,21 @@ def _repetitions(run: Run, metrics: Sequence[str], kind: str) -> dict[_Key, tupl
     """Return the repetitions of each row; the rounds of one process are one repetition."""
     found = summary.repetitions(run)
     found = found[found["metric"].isin(metrics) & (found["kind"] == kind)]
-    order = {tuple(sorted(line["labels"].items())): line["case"] for line in run.of_kind("case")}
-    keys = [*run.labels, "metric", "unit"]
-    table: dict[_Key, tuple[float, ...]] = {}
+    order = {frozenset(line["labels"].items()): line["case"] for line in run.of_kind("case")}
+    table: dict[_Key, list[float]] = {}
     within = summary.level(run) == "round"
-    for values, part in found.groupby(keys, dropna=False, sort=False):
-        *labels, metric, unit = values
+    for row in found.to_dict("records"):
         held = tuple(
-            (name, label if isinstance(label, str) else int(label))
-            for name, label in zip(run.labels, labels, strict=True)
-            if not pd.isna(label)
+            (name, row[name] if isinstance(row[name], str) else int(row[name]))
+            for name in run.labels
+            if not pd.isna(row[name])
         )
-        repeated = part["value"].to_numpy(dtype=float)
-        if within:
-            repeated = np.array([np.median(repeated)])
-        table[held, str(metric), str(unit), kind] = tuple(map(float, repeated))
+        table.setdefault((held, row["metric"], row["unit"], kind), []).append(row["value"])
     metric_order = {name: index for index, name in enumerate(metrics)}
-    return dict(
-        sorted(
-            table.items(),
-            key=lambda item: (metric_order[item[0][1]], order[tuple(sorted(item[0][0]))]),
-        )
-    )
+    return {
+        key: (median(table[key]),) if within else tuple(table[key])
+        for key in sorted(table, key=lambda key: (metric_order[key[1]], order[frozenset(key[0])]))
+    }
 
 
 def _row(
@@ -356,7 +349,7 @@ def _environment(base: Run, other: Run) -> Iterator[tuple[str, str, str]]:
 
 
 def _about(before: Any, after: Any) -> bool:
-    """Return whether two sizes of memory are nearly the same: a kernel takes a little for itself."""
+    """Return whether two sizes of memory are about the same: a kernel takes some for itself."""
     return bool(before and after and abs(before / after - 1) < 0.02)
 
 

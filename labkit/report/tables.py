@@ -32,10 +32,11 @@ def text(run: Run) -> str:
         blocks.append(_said(findings(run)))
     blocks.append([f"note: {warning}" for warning in run.warnings])
     lines = [line for block in blocks if block for line in [*block, ""]]
-    return "\n".join(wrapped for line in lines[:-1] for wrapped in _wrapped(line)) + "\n"
+    return "\n".join(part for line in lines[:-1] for part in wrapped(line)) + "\n"
 
 
-def _wrapped(line: str) -> list[str]:
+def wrapped(line: str) -> list[str]:
+    """Return a line in parts of at most 72 columns."""
     if len(line) <= WIDTH:
         return [line]
     return textwrap.wrap(line, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
@@ -65,7 +66,7 @@ def _command(command: str) -> Iterator[str]:
             line = "   "
         line += f" {word}" if line else word
     # A list of many numbers, in quotes: there a line may end at any space.
-    yield from _wrapped(line)
+    yield from wrapped(line)
 
 
 def environment(found: Mapping[str, Any]) -> Iterator[str]:

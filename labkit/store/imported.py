@@ -419,7 +419,7 @@ class _Reader:
             number,
             "events_per_s",
             float(found[3]),
-            labels={"bench": found[2], "cpu": int(found[1])},
+            labels={"bench": found[2], "cpu": f"cpu {found[1]}"},
             n=1,
         )
         return True
@@ -427,7 +427,7 @@ class _Reader:
     def _lookup(self, number: int, found: re.Match[str], text: str) -> bool:
         # Here, and nowhere else, the tool prints two standard deviations.
         label, cpu, value, twice, samples = found.groups()
-        labels = self._generic(self._bench or "bpf-hashmap-lookup") | {"cpu": int(cpu)}
+        labels = self._generic(self._bench or "bpf-hashmap-lookup") | {"cpu": f"cpu {int(cpu)}"}
         if label.strip(" :"):
             labels["case"] = label.strip(" :")
         self._add(
