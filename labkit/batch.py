@@ -26,8 +26,6 @@ def measure_and_report(
     LabkitError
         What the measurement ended with; what was measured before is kept and named.
     """
-    from labkit.report import notebook
-
     folder = api.new_run_folder(experiment.name)
     try:
         # A place that cannot be written is told before anything is measured.
@@ -35,6 +33,8 @@ def measure_and_report(
     except LabkitError:
         store.remove(folder)
         raise
+    from labkit.report import notebook
+
     os.environ[api.RUN_FOLDER] = str(folder)
     try:
         with _followed(folder / store.JOURNAL, repeat, accepted["budget_s"]):

@@ -8,16 +8,19 @@ import argparse
 import os
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from labkit import paths
-from labkit.errors import CannotRunError, LabkitError
+from labkit.errors import CannotRunError, LabkitError, UsageError
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status; errors are one line on standard error."""
     try:
-        options = _parser().parse_args(arguments)
+        parser = _parser()
+        options, options.more = parser.parse_known_args(arguments)
+        if options.more and options.command is not _test:
+            parser.error(f"unrecognized arguments: {' '.join(options.more)}")
         status: int = options.command(options)
         return status
     except LabkitError as error:
@@ -32,10 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line, as every command does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; {self.prog} --help says what is accepted")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lab", description="Measure BPF on real kernels.", allow_abbrev=False
-    )
+    parser = _Parser(prog="lab", description="Measure BPF on real kernels.", allow_abbrev=False)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(name: str, function: Any, help: str) -> argparse.ArgumentParser:
@@ -66,9 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     reading = add("import", _import, "the kernel tool's own output, or a mail with it, as runs")
     reading.add_argument("file", help="a file; - reads standard input")
     add("benchmark", _benchmark, "what the harness itself costs on this machine")
-    test = add("test", _test, "run the tests")
+    test = add("test", _test, "run the tests; what else is given goes to pytest")
     test.add_argument("--fast", action="store_true", help="leave out guests and the browser")
-    test.add_argument("pytest", nargs=argparse.REMAINDER, help="more for pytest")
     measure = add("measure", _measure, "parameters (JSON) in, journal out: the measuring process")
     measure.add_argument("experiment")
     return parser
@@ -131,7 +138,7 @@ def _value(text: str) -> Any:
 def _show(options: argparse.Namespace) -> int:
     from labkit import api
 
-    print(api.load(options.run).table())
+    print(api.load(options.run).table(), end="")
     return 0
 
 
@@ -170,4 +177,4 @@ def _test(options: argparse.Namespace) -> int:
     import pytest
 
     chosen = ["-m", "not slow"] if options.fast else []
-    return int(pytest.main([*chosen, *options.pytest, f"--rootdir={paths.ROOT}"]))
+    return int(pytest.main([*chosen, *options.more, f"--rootdir={paths.ROOT}"]))

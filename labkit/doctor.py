@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """``./lab doctor``: what is wrong with this machine for measuring, and what mends it."""
 
-import errno
 import os
 import re
 import resource
@@ -15,7 +14,7 @@ from typing import Any, Literal
 
 from labkit import paths
 from labkit.errors import LabkitError
-from labkit.kernel import bpf, host, probe, programs
+from labkit.kernel import host, probe, programs
 
 #: What the most demanding experiment needs.
 OPEN_FILES = 128
@@ -29,9 +28,6 @@ PRESSURE_PERCENT = 5.0
 
 #: linux/capability.h
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
-
-#: Programs that name a function to attach to, with an attach type (enum bpf_attach_type).
-_ATTACHED = {"tracing": 24, "lsm": 27}
 
 
 @dataclass(frozen=True)
@@ -184,28 +180,13 @@ def _bpf() -> Check:
 
 
 def _program_types() -> Check:
-    why = {name: probe.program_type(name) for name in probe.PROGRAM_TYPES if name not in _ATTACHED}
-    why |= {name: _attached_program_type(name) for name in _ATTACHED}
+    why = {name: probe.program_type(name) for name in probe.PROGRAM_TYPES}
     what = f"{', '.join(name for name in why if not why[name])} load"
     refused = [reason for reason in why.values() if reason]
     if not refused:
         return Check("programs", "ok", what)
     mend = "for these alone: another kernel, or this one without lockdown (Secure Boot off)"
     return Check("programs", "note", "; ".join([what, *refused]), mend)
-
-
-def _attached_program_type(name: str) -> str:
-    """Try to load a program without its function: that the verifier asks for it is a yes."""
-    try:
-        descriptor, _ = bpf.load_program(
-            probe.PROGRAM_TYPES[name], attach_type=_ATTACHED[name], log_bytes=4096
-        )
-    except OSError as error:
-        if "btf_id" in str(error.filename):
-            return ""
-        return f"{name} programs: {errno.errorcode.get(error.errno or 0, error.errno)}"
-    os.close(descriptor)
-    return ""
 
 
 def _btf() -> Check:
@@ -279,7 +260,7 @@ def _tasks() -> Check:
 def _disk() -> Check:
     try:
         folder = paths.runs()
-    except RuntimeError:  # neither a checkout that can be written nor a home
+    except LabkitError:  # neither a checkout that can be written nor a home
         return Check("disk", "wrong", "no folder for runs", "set LABKIT_HOME to one")
     # os.path.exists: a home that may not be entered is no error.
     nearest = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))

@@ -66,6 +66,11 @@ def test_bad_input_is_refused_before_anything_is_loaded(homes, arguments, messag
     assert list(homes.iterdir()) == []
 
 
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["list", "--frob"], ["run"]])
+def test_what_is_no_command_is_refused_in_one_line(arguments):
+    assert "--help says what is accepted" in refused(*arguments)
+
+
 def test_a_run_that_does_not_exist_is_refused(homes):
     assert "no run is called 'nothing'" in refused("show", "nothing")
     assert "no run is called 'nothing'" in refused("report", "nothing")
@@ -159,7 +164,7 @@ def test_what_is_interrupted_or_killed_leaves_a_partial_run_and_nothing_else(hom
     assert wait_until(lambda: not any(Path(f"/proc/{one}").exists() for one in family))
     assert wait_until(lambda: not bpf.own_objects())
     assert Run.read(folder).status == "partial"
-    assert "partial" in lab("show", folder.name).stdout
+    assert "PARTIAL: " in lab("show", folder.name).stdout
 
 
 @needs_kernel

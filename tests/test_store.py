@@ -118,8 +118,13 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path, content):
 
 def test_warnings_name_their_case_once(written):
     warning = {"kind": "warning", "case": 0, "message": "odd"}
-    found = written(HEADER, *process(0, warning, warning), end(leaked=["map lab_x (id 3)"]))
-    assert found.warnings == ["a 16 maps: odd", "left behind in the kernel: map lab_x (id 3)"]
+    other = {"kind": "warning", "case": 1, "message": "odd"}
+    lines = process(0, warning, other, warning)
+    found = written(HEADER, *lines, end(leaked=["map lab_x (id 3)"]))
+    assert found.warnings == [
+        "odd: a 16 maps (2 times), b",
+        "left behind in the kernel: map lab_x (id 3)",
+    ]
 
 
 def test_finishing_writes_what_is_made_from_the_journal(written):

@@ -23,6 +23,9 @@ PROGRAM_TYPES = {
     "lsm": 29,
 }
 
+#: enum bpf_attach_type of those that load only for a function of the kernel (fentry, LSM hook).
+_ATTACHED = {"tracing": 24, "lsm": 27}
+
 _NEED_PRIVILEGE = "needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN"
 
 
@@ -39,10 +42,20 @@ def _why(what: str, error: OSError) -> str:
 
 @cache
 def program_type(name: str) -> str:
-    """Try to load an empty program of the type `name`, one of `PROGRAM_TYPES`."""
+    """Try to load an empty program of the type `name`, one of `PROGRAM_TYPES`.
+
+    A type that is made for one function is loaded without it: that the verifier asks for it is
+    a yes.
+    """
     try:
-        descriptor, _ = bpf.load_program(PROGRAM_TYPES[name])
+        descriptor, _ = bpf.load_program(
+            PROGRAM_TYPES[name],
+            attach_type=_ATTACHED.get(name, 0),
+            log_bytes=4096 if name in _ATTACHED else 0,
+        )
     except OSError as error:
+        if name in _ATTACHED and "btf_id" in str(error.filename):
+            return ""
         return _why(f"{name} programs", error)
     os.close(descriptor)
     return ""

@@ -32,7 +32,7 @@ def import_bcc() -> Any:
     mend = "install Debian's python3-bpfcc: ./lab does so when it sets up"
     try:
         import bcc
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError where its library is missing
         raise CannotRunError(f"bcc cannot be imported ({error}); {mend}") from None
     if not hasattr(bcc, "BPF"):
         where = getattr(bcc, "__file__", None) or "?"

@@ -54,6 +54,9 @@ class Findings:
             methods.insert(0, self.cache.method)
         return said + [f"(in brackets: {method})" for method in methods[:1]]
 
+    def __str__(self) -> str:
+        return "\n".join(self.sentences())
+
     def _of_cache(self, found: CacheFitInterval) -> list[str]:
         fit, what = found.fit, self.cliff.operation
         if not fit.cliff:
@@ -100,12 +103,16 @@ def findings(run: Run) -> Findings | None:
     cliff = find(run.experiment).cliff if run.experiment in names() else None
     if cliff is None or run.of_kind("figure"):
         return None
+    if not run.of_kind("sample"):
+        return Findings(cliff, (), None, (), "no fit: nothing was measured")
     values = summary.repetitions(run)
     sizes, costs_ns = summary.matrix(
         values, {"variant": cliff.variant}, cliff.x, "net", cliff.metric
     )
     if not sizes:
         return Findings(cliff, (), None, (), f"no fit: {cliff.variant} was not measured")
+    if len(costs_ns) == 1:
+        return Findings(cliff, tuple(sizes), None, (), "no fit: there is one repetition only")
     repeated = summary.level(run)
     try:
         cache, why_not = bootstrap_cache_fit(sizes, costs_ns, repeated), ""

@@ -26,6 +26,7 @@ import io
 import json
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,13 +36,12 @@ from labkit.report.tables import WIDTH, environment, question, wrapped
 from labkit.store.run import Run
 
 PLURAL = {"boot": "boots", "process": "processes"}
-_WIDEST_LABEL = 20
 
 
 def text(found: Comparison) -> str:
     """Return the table for a mail: at most 72 columns, ASCII but for the plus-minus sign."""
     base, *others = found.runs
-    lines = [f"{base.experiment}: {question(base)}"]
+    lines = [f"{base.experiment}: {question(base.experiment)}"]
     lines.append("$ ./lab compare " + " ".join(run.id for run in found.runs))
     for target, other in enumerate(others, 1):
         lines += ["", *_head(found, target, base, other)]
@@ -76,57 +76,50 @@ def _head(found: Comparison, target: int, base: Run, other: Run) -> Iterator[str
 
 
 def _repetitions(rows: Sequence[Row]) -> str:
-    pairs = {(len(row.before), len(row.after)) for row in rows}
-    level = PLURAL[rows[0].level]
-    if len(pairs) == 1:
-        ((before, after),) = pairs
-        return f"n = {before} / {after} {level}" if before != after else f"n = {before} {level}"
-    counts = [count for pair in pairs for count in pair]
-    return f"n = {min(counts)} to {max(counts)} {level}"
+    counts = [(len(row.before), len(row.after)) for row in rows]
+    sides = [min(side) if len(set(side)) == 1 else None for side in zip(*counts, strict=True)]
+    flat = [count for pair in counts for count in pair]
+    level = PLURAL[rows[0].level] if max(flat) > 1 else rows[0].level
+    if None in sides:
+        return f"n = {min(flat)} to {max(flat)} {level}"
+    return f"n = {' and '.join(map(str, dict.fromkeys(sides)))} {level}"
 
 
 def _block(title: str, rows: Sequence[Row], means: Sequence[GeometricMean]) -> Iterator[str]:
-    labels = [row.name for row in rows] + ["geometric mean"]
-    first = min(max(map(len, labels)), _WIDEST_LABEL)
+    """Yield lines whose columns are as wide as they must be; where there is no room, two a row."""
+    table = [("", *_COLUMNS), *((row.name, *_numbers(row)) for row in rows)]
+    table += [("geometric mean", *_mean_numbers(one)) for one in means if one.rows > 1]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    # A column that no row fills is left out.
+    empty = {i for i in range(1, 6) if not any(row[i] for row in table[1:])}
+    shown = [i for i in range(1, 6) if i not in empty]
+    width = widths[0] + sum(2 + widths[i] for i in shown) + 2 + widths[6]
     yield title
-    yield (
-        f"{'':<{first}} {'before':>8} {'after':>8} {'change':>8} {'interval':>14} {'p':>5} verdict"
-    ).rstrip()
-    for row in rows:
-        yield from _line(row.name, first, *_numbers(row))
-    for one in means:
-        mean = [f"{_short(one.before)}", _short(one.after), _percent(one.percent)]
-        yield from _line("geometric mean", first, *mean, _interval(one.interval), "", "")
+    for label, *cells in table:
+        numbers = "  ".join(f"{cells[i - 1]:>{widths[i]}}" for i in shown) + f"  {cells[5]}"
+        if width <= WIDTH:
+            yield f"{label:<{widths[0]}}  {numbers}".rstrip()
+        else:
+            yield from (f"{part}".rstrip() for part in (label, f"    {numbers}") if part)
+
+
+_COLUMNS = ("before", "after", "change", "interval", "p", "verdict")
+
+
+def _mean_numbers(one: GeometricMean) -> tuple[str, str, str, str, str, str]:
+    span = _interval(one.interval)
+    return _short(one.before), _short(one.after), _percent(one.percent), span, "", ""
 
 
 def _numbers(row: Row) -> tuple[str, str, str, str, str, str]:
-    before = _short(_median(row.before))
-    after = _short(_median(row.after))
+    before, after = (_short(_median(side)) for side in (row.before, row.after))
     if row.difference is None:
         return before, after, "", "", "", row.verdict
     p = row.difference.p_adjusted
     return (
-        before,
-        after,
-        _percent(row.percent),
-        _interval(row.difference.interval),
-        "" if p is None else f"{p:.3f}",
-        row.verdict,
+        *(before, after, _percent(row.percent), _interval(row.difference.interval)),
+        *("" if p is None else f"{p:.3f}", row.verdict),
     )
-
-
-def _line(
-    label: str, width: int, before: str, after: str, change: str, span: str, p: str, verdict: str
-) -> Iterator[str]:
-    numbers = f" {before:>8} {after:>8} {change:>8} "
-    # A long verdict takes the place of the interval and p, which it has not.
-    tail = f"{span:>14} {p:>5} {verdict}" if span or p else f"{verdict:>{14 + 1 + 5}}"
-    if len(tail) > WIDTH - width - len(numbers):
-        tail = f"{span:>14} {verdict}" if not p else tail
-    if len(label) > width:
-        yield label
-        label = ""
-    yield f"{label:<{width}}{numbers}{tail}".rstrip()
 
 
 def _of_cliff(found: Comparison, target: int) -> Iterator[str]:
@@ -145,7 +138,7 @@ def _of_cliff(found: Comparison, target: int) -> Iterator[str]:
 def markdown(found: Comparison) -> str:
     """Return the table as GitHub and GitLab render it."""
     base, *others = found.runs
-    lines = [f"**{_escaped(base.experiment)}**: {_escaped(question(base))}", ""]
+    lines = [f"**{_escaped(base.experiment)}**: {_escaped(question(base.experiment))}", ""]
     for target, other in enumerate(others, 1):
         lines += [f"* {_escaped(line)}" for line in _head(found, target, base, other)]
         columns = ["row", "unit", "before", "after", "change", "interval", "p", "n", "verdict"]
@@ -160,12 +153,10 @@ def markdown(found: Comparison) -> str:
                 lines.append(f"| {' | '.join(map(_escaped, cells))} |")
         for one in found.means:
             if one.target == target:
-                cells = (
-                    *(f"geometric mean, {one.metric} {one.kind}", one.unit),
-                    *(_short(one.before), _short(one.after), _percent(one.percent)),
-                    *(_interval(one.interval), "", "", ""),
-                )
-                lines.append(f"| {' | '.join(map(_escaped, cells))} |")
+                *numbers, verdict = _mean_numbers(one)
+                what = f"geometric mean, {one.metric} {one.kind}"
+                mean = (what, one.unit, *numbers, "", verdict)
+                lines.append(f"| {' | '.join(map(_escaped, mean))} |")
         lines += [_escaped(line) for line in _of_cliff(found, target)] + [""]
     return "\n".join(lines)
 
@@ -281,7 +272,7 @@ def _row_object(row: Row) -> dict[str, Any]:
         "before": _known(_median(row.before)),
         "after": _known(_median(row.after)),
         "percent": _known(row.percent),
-        **_interval_object(found and found.interval),
+        **_interval_object(found.interval if found else None),
         "p": found and found.p,
         "p_adjusted": found and found.p_adjusted,
         "noise_floor": found and found.noise_floor,
@@ -304,10 +295,12 @@ def _mean_object(one: GeometricMean) -> dict[str, Any]:
 
 
 def _interval_object(interval: RatioInterval | None) -> dict[str, float | None]:
+    if interval is None:
+        return {"low_percent": None, "high_percent": None, "coverage": None}
     return {
-        "low_percent": interval and _known(100 * (interval.low - 1)),
-        "high_percent": interval and _known(100 * (interval.high - 1)),
-        "coverage": interval and interval.coverage,
+        "low_percent": _known(100 * (interval.low - 1)),
+        "high_percent": _known(100 * (interval.high - 1)),
+        "coverage": interval.coverage,
     }
 
 
@@ -316,9 +309,7 @@ def _known(value: float) -> float | None:
 
 
 def _median(values: Sequence[float]) -> float:
-    from statistics import median
-
-    return median(values) if values else math.nan
+    return statistics.median(values) if values else math.nan
 
 
 def _short(value: float) -> str:

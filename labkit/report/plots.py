@@ -20,7 +20,7 @@ from labkit.experiments import find
 from labkit.experiments._experiment import Curve, Published
 from labkit.report.findings import findings
 from labkit.report.summary import summary
-from labkit.report.tables import environment
+from labkit.report.tables import environment, repeated
 from labkit.store.run import Run
 
 DPI = 150
@@ -97,7 +97,7 @@ def _curve(run: Run, curve: Curve) -> Figure:
         )
     for variant in (*curve.variants, *curve.levels):
         if variant in run.unavailable:
-            why = textwrap.fill(f"{variant} unavailable: {run.unavailable[variant]}", 60)
+            why = textwrap.fill(f"{variant} unavailable: {run.unavailable[variant]}", 44)
             axes.plot([], [], " ", label=why)
     _dress(axes, run, curve, rows)
     return figure
@@ -159,7 +159,7 @@ def _cliff(axes: Axes, run: Run, curve: Curve) -> None:
     cliff = find(run.experiment).cliff
     if cliff is None or (curve.metric, curve.kind) != (cliff.metric, "net"):
         return
-    found = findings(run) if run.of_kind("sample") else None
+    found = findings(run)
     if found is None or found.cache is None or not found.cache.fit.cliff:
         return
     fit = found.cache.fit
@@ -172,24 +172,11 @@ def _cliff(axes: Axes, run: Run, curve: Curve) -> None:
         lw=1,
         alpha=0.7,
         zorder=5,
-        label=f"model fitted to {cliff.variant}",
+        label=f"model fitted to {cliff.variant}: {fit.slots} slots ({low}..{high})",
     )
     axes.axvline(fit.slots, color="black", lw=0.8, ls=":")
     if high > low:
         axes.axvspan(low, high, color="black", alpha=0.08, lw=0)
-    # On the side with more room.
-    side = 1 if fit.slots**2 < upper else -1
-    axes.annotate(
-        f"{fit.slots} slots fitted ({low}..{high})",
-        xy=(fit.slots, 0.97),
-        xycoords=("data", "axes fraction"),
-        xytext=(6 * side, 0),
-        textcoords="offset points",
-        ha="left" if side > 0 else "right",
-        va="top",
-        fontsize=9,
-        backgroundcolor="white",
-    )
 
 
 def _dress(axes: Axes, run: Run, curve: Curve, rows: pd.DataFrame) -> None:
@@ -246,13 +233,6 @@ def _subtitle(run: Run, curve: Curve, rows: pd.DataFrame) -> Iterator[str]:
     yield from (line for words in where for line in textwrap.wrap(words, 100))
     if rows.empty:
         return
-    level, n = rows["level"].iloc[0], sorted(set(rows["n"]))
-    many = {"process": "processes", "boot": "boots", "round": "rounds within one process"}[level]
-    bars = (
-        "range"
-        if rows["coverage"].isna().any()
-        else (f"{100 * rows['coverage'].min():.1f} % interval of the median")
-    )
-    yield f"n = {' to '.join(map(str, {n[0]: 0, n[-1]: 0}))} {many}" + (
-        "" if curve.share_of else f"; bars: {bars}"
-    )
+    coverage = 100 * rows["coverage"].min()
+    bars = "range" if rows["coverage"].isna().any() else f"{coverage:.1f} % interval of the median"
+    yield repeated(rows) + ("" if curve.share_of else f"; bars: {bars}")

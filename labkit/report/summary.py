@@ -84,7 +84,9 @@ def summary(run: Run) -> pd.DataFrame:
         for key, values in repetitions(run).groupby(keys, dropna=False, sort=False)["value"]
     ]
     found = pd.DataFrame(rows, columns=[*keys, *ESTIMATE])
-    found = found.astype({label: run.frame[label].dtype for label in run.labels})
+    found = found.astype(
+        {"coverage": float} | {label: run.frame[label].dtype for label in run.labels}
+    )
     found = _as_printed(run, found)
     return found.iloc[np.argsort(_positions(run, found), kind="stable")].reset_index(drop=True)
 

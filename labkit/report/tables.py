@@ -13,7 +13,7 @@ import pandas as pd
 
 from labkit.experiments import find, names
 from labkit.measuring.statistics import MINIMUM_REPETITIONS
-from labkit.report.findings import Findings, findings
+from labkit.report.findings import findings
 from labkit.report.summary import summary
 from labkit.store.run import Run, case_name
 
@@ -28,8 +28,8 @@ def text(run: Run) -> str:
         blocks[0] += _repetition(run, found)
         blocks += _blocks(run, found)
     blocks.append([f"{name}  unavailable: {why}" for name, why in run.unavailable.items()])
-    if run.has_values:
-        blocks.append(_said(findings(run)))
+    said = findings(run)
+    blocks.append(said.sentences() if said else [])
     blocks.append([f"note: {warning}" for warning in run.warnings])
     lines = [line for block in blocks if block for line in [*block, ""]]
     return "\n".join(part for line in lines[:-1] for part in wrapped(line)) + "\n"
@@ -43,18 +43,16 @@ def wrapped(line: str) -> list[str]:
 
 
 def _head(run: Run) -> Iterator[str]:
-    yield f"{run.experiment}: {question(run)}"
+    yield f"{run.experiment}: {run.header.get('series') or question(run.experiment)}"
     if run.status != "complete":
         yield f"{run.status.upper()}: {run.why}"
     yield from _command(f"$ {run.header['command']}")
     yield from environment(run.environment) if run.environment else ()
 
 
-def question(run: Run) -> str:
-    """Return what the run's experiment asks; that of an imported run need not be one of ours."""
-    if series := run.header.get("series"):
-        return str(series)
-    return find(run.experiment).question if run.experiment in names() else "figures as printed"
+def question(experiment: str) -> str:
+    """Return what an experiment asks; that of an imported run need not be one of ours."""
+    return find(experiment).question if experiment in names() else "figures as printed"
 
 
 def _command(command: str) -> Iterator[str]:
@@ -71,9 +69,10 @@ def _command(command: str) -> Iterator[str]:
 
 def environment(found: Mapping[str, Any]) -> Iterator[str]:
     """Yield short lines that say on what was measured, as far as it is known."""
+    kernel = [found.get("kernel_release") or "not known", found.get("architecture")]
     cpus, hypervisor = found.get("cpus_online"), found.get("hypervisor")
     yield _listed(
-        "kernel " + " ".join(filter(None, map(found.get, ("kernel_release", "architecture")))),
+        " ".join(["kernel", *filter(None, kernel)]),
         f"{cpus} CPUs" if cpus else "",
         found.get("cpu_model") or "",
         f"{hypervisor} guest" if hypervisor and hypervisor != "none" else "",
@@ -117,9 +116,7 @@ def _repetition(run: Run, found: pd.DataFrame) -> Iterator[str]:
         f"steal {100 * steal:.2g} %" if steal else "",
         f"seed {' '.join(seeds)}",
     )
-    level = found["level"].iloc[0]
-    many = {"process": "processes", "boot": "boots", "round": "rounds"}[level]
-    what = f"n = {_range(found['n'])} {many}" + " within one process" * (level == "round")
+    what = repeated(found)
     coverage, some = found["coverage"].min(), bool(found["coverage"].isna().any())
     if math.isnan(coverage):
         yield f"{what}: too few for an interval, so min..max"
@@ -128,6 +125,15 @@ def _repetition(run: Run, found: pd.DataFrame) -> Iterator[str]:
             f"{what}; median \N{PLUS-MINUS SIGN} larger side of its {100 * coverage:.1f} % interval"
             + f", min..max where n < {MINIMUM_REPETITIONS}" * some
         )
+
+
+def repeated(found: pd.DataFrame) -> str:
+    """Return what estimates are made of: how many, and of what."""
+    level = found["level"].iloc[0]
+    many = {"process": "processes", "boot": "boots", "round": "rounds"}[level]
+    many = level if found["n"].max() == 1 else many
+    within = " within one process" if level == "round" else ""
+    return f"n = {_range(found['n'])} {many}{within}"
 
 
 def _range(values: Iterable[int]) -> str:
@@ -184,6 +190,8 @@ def cell(row: Mapping[Any, Any]) -> str:
     if row["n"] == 1:
         return _alone(row["median"], row["deviation"])
     digits = _decimals(row["median"], half)
+    if row["n"] == 1:
+        return f"{row['median']:.{digits}f}"
     if math.isnan(row["coverage"]):
         return f"{row['low']:.{digits}f}..{row['high']:.{digits}f}"
     return f"{row['median']:.{digits}f} \N{PLUS-MINUS SIGN} {half:.{digits}f}"
@@ -202,10 +210,6 @@ def _decimals(value: float, half: float) -> int:
     if not smallest:
         return 0
     return min(max(2 - math.floor(math.log10(min(smallest))), 0), 7)
-
-
-def _said(found: Findings | None) -> list[str]:
-    return found.sentences() if found else []
 
 
 def html(run: Run) -> str:

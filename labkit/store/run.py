@@ -281,11 +281,6 @@ _COLUMNS = (
 )
 
 
-def _case(labels: Mapping[str, Any]) -> str:
-    words = (value if isinstance(value, str) else f"{value} {k}" for k, value in labels.items())
-    return " ".join(words) + ": "
-
-
 def case_name(labels: Mapping[str, Any]) -> str:
     """Return a case's labels in a line: texts as they are, numbers with what they count."""
     return " ".join(
