@@ -493,7 +493,7 @@ def test_nothing_from_a_notebook_becomes_markup():
 )
 def test_what_goes_wrong_in_a_notebook_is_one_line(run, kind, message):
     with pytest.raises(kind, match=message) as caught:
-        notebook.execute(EXPERIMENT, {"run": run})
+        notebook.execute(EXPERIMENT.notebook, {"run": run})
     assert "\n" not in str(caught.value)
 
 

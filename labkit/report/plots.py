@@ -24,7 +24,7 @@ from labkit.report.tables import environment, repeated
 from labkit.store.run import Run
 
 DPI = 150
-_MARKERS = ("o", "s", "^", "D", "v")
+MARKERS = ("o", "s", "^", "D", "v")
 _GREY = "0.45"
 
 
@@ -61,6 +61,11 @@ def encoded(figure: Figure, file_format: str) -> bytes:
     return buffer.getvalue()
 
 
+def plain(text: str) -> str:
+    """Return a text as matplotlib draws it literally, cut to what a plot has room for."""
+    return (text if len(text) <= 70 else f"{text[:66]} ...").replace("$", r"\$")
+
+
 def published(described: Published) -> pd.DataFrame:
     """Return the published rows that a plot draws, ascending on the horizontal axis."""
     frame = pd.read_csv(paths.PUBLISHED / described.file, comment="#")
@@ -78,10 +83,10 @@ def _curve(run: Run, curve: Curve) -> Figure:
     colours = sns.color_palette("colorblind", len(curve.variants))
     rows = summary(run) if run.has_values else pd.DataFrame()
     if not rows.empty:
-        rows = _drawn(rows, curve, run.labels)
+        rows = of_curve(rows, curve, run.labels)
         _levels(axes, rows, curve)
-        for variant, colour, marker in zip(curve.variants, colours, _MARKERS, strict=False):
-            _series(axes, rows[rows["variant"] == variant], curve.x, variant, colour, marker)
+        for variant, colour, marker in zip(curve.variants, colours, MARKERS, strict=False):
+            series(axes, rows[rows["variant"] == variant], curve.x, variant, colour, marker)
     _cliff(axes, run, curve)
     for described, line in zip(curve.published, ("--", ":"), strict=False):
         figures = published(described)
@@ -103,7 +108,8 @@ def _curve(run: Run, curve: Curve) -> Figure:
     return figure
 
 
-def _drawn(rows: pd.DataFrame, curve: Curve, labels: list[str]) -> pd.DataFrame:
+def of_curve(rows: pd.DataFrame, curve: Curve, labels: list[str]) -> pd.DataFrame:
+    """Return the estimates that a curve shows, among those of a run."""
     rows = rows[rows["kind"] == curve.kind]
     drawn = rows[rows["metric"] == curve.metric]
     if not curve.share_of:
@@ -115,7 +121,10 @@ def _drawn(rows: pd.DataFrame, curve: Curve, labels: list[str]) -> pd.DataFrame:
     return drawn.assign(median=share, low=share, high=share)
 
 
-def _series(axes: Axes, rows: pd.DataFrame, x: str, name: str, colour: Any, marker: str) -> None:
+def series(
+    axes: Axes, rows: pd.DataFrame, x: str, name: str, colour: Any, marker: str, **style: Any
+) -> None:
+    """Draw estimates against a counted label, with their intervals."""
     rows = rows[rows["median"] > 0].sort_values(x)
     if rows.empty:
         return
@@ -129,6 +138,7 @@ def _series(axes: Axes, rows: pd.DataFrame, x: str, name: str, colour: Any, mark
         lw=1.6,
         capsize=3,
         label=name,
+        **style,
     )
 
 
