@@ -266,18 +266,17 @@ def bootstrap_slots_shift(
     ValueError
         As `bootstrap_cache_fit`, or if one of the runs shows no cliff.
     """
-    fitted = []
-    counts = []
-    for index, (sizes, repetitions_ns) in enumerate((before, after)):
-        n, repetitions = _measured(sizes, repetitions_ns, MINIMUM_SIZES)
-        fit, fits = _resampled_fits(n, repetitions, resamples, seed + index)
-        if not fit.cliff:
-            raise ValueError(f"no cliff {'before' if index == 0 else 'after'}")
-        fitted.append((fit, fits))
-        counts.append(len(repetitions))
-    (fit_before, fits_before), (fit_after, fits_after) = fitted
+    sides = [_measured(*side, MINIMUM_SIZES) for side in (before, after)]
+    for name, (n, repetitions) in zip(("before", "after"), sides, strict=True):
+        if not fit_cache(n.tolist(), _medians(repetitions.T)).cliff:
+            raise ValueError(f"no cliff {name}")
+    (fit_before, fits_before), (fit_after, fits_after) = (
+        _resampled_fits(n, repetitions, resamples, seed + index)
+        for index, (n, repetitions) in enumerate(sides)
+    )
     pairs = list(zip(fits_before, fits_after, strict=False))
-    coverage, method = _method(min(counts), len(pairs), level)
+    repeated = min(len(repetitions) for _, repetitions in sides)
+    coverage, method = _method(repeated, len(pairs), level)
     return SlotsShift(
         before=fit_before,
         after=fit_after,

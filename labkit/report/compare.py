@@ -168,6 +168,7 @@ def compare(runs: Sequence[Run], metrics: Sequence[str] = (), kind: str = "raw")
     base, *others = _checked(runs, kind)
     chosen = _metrics(base, others, metrics)
     tables = [_repetitions(run, chosen, kind) for run in runs]
+    levels = [summary.level(run) for run in runs]
     refusals = [_refusals(base, other) for other in others]
     rows = []
     for target, table in enumerate(tables[1:], 1):
@@ -182,7 +183,7 @@ def compare(runs: Sequence[Run], metrics: Sequence[str] = (), kind: str = "raw")
             key,
             target,
             next(differences) if before and after else None,
-            summary.level(runs[target]),
+            levels[target],
             before,
             after,
             bool(refusals[target - 1]),

@@ -86,21 +86,45 @@ def _repetitions(rows: Sequence[Row]) -> str:
 
 
 def _block(title: str, rows: Sequence[Row], means: Sequence[GeometricMean]) -> Iterator[str]:
-    """Yield lines whose columns are as wide as they must be; where there is no room, two a row."""
-    table = [("", *_COLUMNS), *((row.name, *_numbers(row)) for row in rows)]
-    table += [("geometric mean", *_mean_numbers(one)) for one in means if one.rows > 1]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    # A column that no row fills is left out.
-    empty = {i for i in range(1, 6) if not any(row[i] for row in table[1:])}
-    shown = [i for i in range(1, 6) if i not in empty]
-    width = widths[0] + sum(2 + widths[i] for i in shown) + 2 + widths[6]
+    """Yield lines whose columns are as wide as they must be.
+
+    Where there is no room, rows that share their first label stand under it; where there still is
+    none, a row's numbers stand under its name.
+    """
+    cells = [("", _COLUMNS), *((row.name, _numbers(row)) for row in rows)]
+    cells += [("geometric mean", _mean_numbers(one)) for one in means if one.rows > 1]
+    numbers = [line.rstrip() for line in _columns([held for _, held in cells])]
+    names = [name for name, _ in cells]
     yield title
-    for label, *cells in table:
-        numbers = "  ".join(f"{cells[i - 1]:>{widths[i]}}" for i in shown) + f"  {cells[5]}"
-        if width <= WIDTH:
-            yield f"{label:<{widths[0]}}  {numbers}".rstrip()
-        else:
-            yield from (f"{part}".rstrip() for part in (label, f"    {numbers}") if part)
+    room = WIDTH - max(map(len, numbers)) - 2
+    if max(map(len, names)) > room:
+        groups = [str(next(iter(row.labels.values()))) for row in rows]
+        rest = [f"  {row.name.removeprefix(one).strip()}" for row, one in zip(rows, groups)]
+        if all(part.strip() for part in rest) and max(map(len, rest)) <= room:
+            names = ["", *rest, *names[1 + len(rows) :]]
+            width = max(map(len, names))
+            for index, (name, line) in enumerate(zip(names, numbers, strict=True)):
+                if (
+                    0 < index <= len(rows)
+                    and groups[index - 1] not in groups[index - 2 : index - 1]
+                ):
+                    yield groups[index - 1]
+                yield f"{name:<{width}}  {line}".rstrip()
+            return
+        for name, line in zip(names, numbers, strict=True):
+            yield from (part for part in (name, f"    {line}") if part)
+        return
+    width = max(map(len, names))
+    for name, line in zip(names, numbers, strict=True):
+        yield f"{name:<{width}}  {line}".rstrip()
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows of cells set flush right, the last one flush left; empty columns are left out."""
+    columns = list(zip(*rows, strict=True))
+    *right, last = [column for column in columns if any(column[1:])]
+    for index, end in enumerate(last):
+        yield "".join(f"{column[index]:>{max(map(len, column))}}  " for column in right) + end
 
 
 _COLUMNS = ("before", "after", "change", "interval", "p", "verdict")

@@ -30,7 +30,7 @@ _QUOTES = re.compile(r"^(?:\s*>)+ ?")
 _ESCAPES = re.compile("\x1b\\[[0-9;?]*[A-Za-z]")
 _SPACES = str.maketrans(dict.fromkeys("\t\xa0\u2007\u2009\u202f", " "))
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-_PLUS_MINUS = re.compile(r"(?<=[\dM]) ?(?:\+/-|\+-|\u00c2\u00b1) ?(?=\d)")
+_PLUS_MINUS = re.compile(r"(?<=[\dMB]) ?(?:\+/-|\+-|\u00c2\u00b1) ?(?=\d)")
 
 
 def lines(source: BinaryIO, name: str) -> Lines:
