@@ -18,9 +18,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status; errors are one line on standard error."""
     try:
         parser = _parser()
-        options, options.more = parser.parse_known_args(arguments)
-        if options.more and options.command is not _test:
-            parser.error(f"unrecognized arguments: {' '.join(options.more)}")
+        options, more = parser.parse_known_args(arguments)
+        options.more = more
+        if more and options.command is not _test:
+            parser.error(f"unrecognized arguments: {' '.join(more)}")
         status: int = options.command(options)
         return status
     except LabkitError as error:

@@ -253,7 +253,7 @@ def test_a_run_without_a_fit_says_why_and_still_reports(run_of):
     plots.draw(run, "get-ns")
 
 
-@pytest.mark.parametrize("samples", [0, 1, 2, 3, 40, 150, 250, 431])
+@pytest.mark.parametrize("samples", [0, 1, 2, 3, 40, 150, 250, 370])
 def test_a_run_that_ends_anywhere_can_be_shown(curve_run, run_of, samples):
     first = next(i for i, line in enumerate(curve_run.lines) if line["kind"] == "sample")
     run = run_of(*curve_run.lines[: first + samples])

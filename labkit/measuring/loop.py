@@ -160,15 +160,16 @@ def _calibrate(series: _Series, accepted: range, cycle: int) -> None:
     index = accepted.index(series.operations)
     low, high = (accepted[(index - 1) // 2], accepted[index]) if index else accepted[:2]
     few = max(1, series.calls // 10, cycle // high)
-    # The two windows of a pair follow each other, so that a CPU that changes speed spoils few.
-    series.proportionality = median(
-        [
-            2
-            * _ns_per_operation(series.call, high, few)
-            / _ns_per_operation(series.call, low, round(few * high / low))
-            for _ in range(PROPORTIONALITY_PAIRS)
-        ]
-    )
+    # By turns, so that a CPU that changes speed shows both its fastest; noise only ever adds.
+    pairs = [
+        (
+            _ns_per_operation(series.call, high, few),
+            _ns_per_operation(series.call, low, round(few * high / low)),
+        )
+        for _ in range(PROPORTIONALITY_PAIRS)
+    ]
+    fastest_high, fastest_low = map(min, zip(*pairs, strict=True))
+    series.proportionality = 2 * fastest_high / fastest_low
 
 
 def _proportional(ratio: float) -> bool:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -289,13 +290,13 @@ def case_name(labels: Mapping[str, Any]) -> str:
     )
 
 
-def _with_cases(message: str, cases: list[str]) -> str:
-    counted = [
-        f"{case} ({cases.count(case)} times)" if cases.count(case) > 1 else case
-        for case in dict.fromkeys(cases)
-        if case
-    ]
-    return f"{message}: {', '.join(counted)}" if counted else message
+def _with_cases(message: str, cases: list[str], most: int = 5) -> str:
+    """Name the cases that a message speaks of, those it speaks of most often first."""
+    counted = Counter(case for case in cases if case).most_common()
+    named = [f"{case} ({times} times)" if times > 1 else case for case, times in counted[:most]]
+    if len(counted) > most:
+        named.append(f"and {len(counted) - most} more cases")
+    return f"{message}: {', '.join(named)}" if named else message
 
 
 def _value(metric: Mapping[str, str], line: journal.Line) -> float:
