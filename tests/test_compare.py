@@ -316,7 +316,7 @@ def test_a_mail_has_72_columns_and_ascii(table):
     assert "n = 10 processes" in text
     assert "Mann-Whitney, Holm over 6 rows" in text
     assert re.search(r"\n  1000 maps +\d+ +\d+ +-\d+\.\d % +-\d.* better\n", text)
-    assert re.search(r"geometric mean +[\d.]+ +[\d.]+ +-10\.\d %", text)
+    assert re.search(r"geomean +[\d.]+ +[\d.]+ +-10\.\d %", text)
 
 
 def test_labels_from_elsewhere_keep_to_the_table(made):

@@ -56,7 +56,7 @@ class Difference:
     ratio
         after / before; nan where the sign changes or before is 0.
     interval
-        Of the ratio.
+        Of the ratio; without coverage where there are too few repetitions for a verdict.
     n_before, n_after
         Numbers of repetitions.
     p
@@ -124,7 +124,7 @@ def compare(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Di
                 before=median_before,
                 after=median_after,
                 ratio=_ratio(median_before, median_after),
-                interval=ratio_interval(before, after),
+                interval=ratio_interval(before, after) if index in p else _range(before, after),
                 n_before=len(before),
                 n_after=len(after),
                 p=p.get(index),
@@ -217,6 +217,11 @@ def ratio_interval(
     ratios = np.sort((other[:, np.newaxis] / one).ravel())
     left_out, achieved = _left_out(len(one), len(other), coverage)
     return RatioInterval(float(ratios[left_out]), float(ratios[-1 - left_out]), achieved)
+
+
+def _range(before: Floats, after: Floats) -> RatioInterval:
+    interval = ratio_interval(before, after)
+    return RatioInterval(interval.low, interval.high, None)
 
 
 def geometric_mean(values: ArrayLike) -> float:

@@ -91,32 +91,36 @@ def _block(title: str, rows: Sequence[Row], means: Sequence[GeometricMean]) -> I
     Where there is no room, rows that share their first label stand under it; where there still is
     none, a row's numbers stand under its name.
     """
-    cells = [("", _COLUMNS), *((row.name, _numbers(row)) for row in rows)]
-    cells += [("geometric mean", _mean_numbers(one)) for one in means if one.rows > 1]
-    numbers = [line.rstrip() for line in _columns([held for _, held in cells])]
-    names = [name for name, _ in cells]
-    yield title
+    means = [one for one in means if one.rows > 1]
+    cells = [_COLUMNS, *map(_numbers, rows), *map(_mean_numbers, means)]
+    numbers = [line.rstrip() for line in _columns(cells)]
+    names = ["", *(row.name for row in rows), *("geomean" for _ in means)]
     room = WIDTH - max(map(len, numbers)) - 2
+    yield title
+    groups: list[str] = []
     if max(map(len, names)) > room:
-        groups = [str(next(iter(row.labels.values()))) for row in rows]
-        rest = [f"  {row.name.removeprefix(one).strip()}" for row, one in zip(rows, groups)]
-        if all(part.strip() for part in rest) and max(map(len, rest)) <= room:
-            names = ["", *rest, *names[1 + len(rows) :]]
-            width = max(map(len, names))
-            for index, (name, line) in enumerate(zip(names, numbers, strict=True)):
-                if (
-                    0 < index <= len(rows)
-                    and groups[index - 1] not in groups[index - 2 : index - 1]
-                ):
-                    yield groups[index - 1]
-                yield f"{name:<{width}}  {line}".rstrip()
-            return
-        for name, line in zip(names, numbers, strict=True):
-            yield from (part for part in (name, f"    {line}") if part)
-        return
+        groups = [next(map(str, row.labels.values())) for row in rows]
+        rest = [
+            f"  {row.name.removeprefix(group).strip()}"
+            for row, group in zip(rows, groups, strict=True)
+        ]
+        if all(map(str.strip, rest)):
+            names[1 : 1 + len(rows)] = rest
+    fits = max(map(len, names)) <= room
     width = max(map(len, names))
-    for name, line in zip(names, numbers, strict=True):
-        yield f"{name:<{width}}  {line}".rstrip()
+    for index, (name, line) in enumerate(zip(names, numbers, strict=True)):
+        if groups and fits and 0 < index <= len(rows):
+            # A group's name stands above its first row.
+            if index == 1 or groups[index - 1] != groups[index - 2]:
+                yield groups[index - 1]
+        if fits:
+            yield f"{name:<{width}}  {line}".rstrip()
+        else:
+            full = rows[index - 1].name if 0 < index <= len(rows) else name
+            yield from (part for part in (full, f"    {line}") if part)
+
+
+_COLUMNS = ("before", "after", "change", "interval", "p", "verdict")
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -125,9 +129,6 @@ def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     *right, last = [column for column in columns if any(column[1:])]
     for index, end in enumerate(last):
         yield "".join(f"{column[index]:>{max(map(len, column))}}  " for column in right) + end
-
-
-_COLUMNS = ("before", "after", "change", "interval", "p", "verdict")
 
 
 def _mean_numbers(one: GeometricMean) -> tuple[str, str, str, str, str, str]:
