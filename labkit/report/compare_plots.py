@@ -7,6 +7,7 @@ import matplotlib as mpl
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from labkit.experiments import find, names
 from labkit.experiments._experiment import Curve
@@ -50,7 +51,7 @@ def forest(found: Comparison, metric: str = "", target: int = 1) -> Figure:
         unit = rows[0].unit if rows else ""
         way = "more" if higher_is_better(unit) else "less"
         axes.set_xlabel(f"change of {metric} in %, {way} is better")
-        lines = [f"{found.runs[0].id} to {found.runs[target].id}"]
+        lines = [f"before: {found.runs[0].id}", f"after: {found.runs[target].id}"]
         lines += [f"no verdict, {why}" for why in found.refusals[target - 1]]
         lines += list(found.marks[target - 1])
         lines += [f"{left_out} rows that changed less are left out"] if left_out else []
@@ -116,7 +117,7 @@ def overlay(found: Comparison, curve: Curve) -> Figure:
             for variant, colour, marker in zip(
                 curve.variants, colours, plots.MARKERS, strict=False
             ):
-                name = f"{variant}, {plots.plain(run.id)}"
+                name = plots.plain(f"{variant}, {run.id}")
                 plots.series(
                     axes,
                     rows[rows["variant"] == variant],
@@ -134,6 +135,9 @@ def overlay(found: Comparison, curve: Curve) -> Figure:
         axes.set_ylabel(
             "share" if curve.share_of else f"{metric.title}, {curve.kind} ({metric.unit})"
         )
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8)
     return figure
