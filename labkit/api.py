@@ -303,7 +303,7 @@ def _raise(run: Run, end: journal.Line) -> None:
     """Raise what the measuring process ended with; a run without a sample is removed."""
     kinds = {kind.exit_status: kind for kind in (LabkitError, UsageError, CannotRunError)}
     why = str(end["why"])
-    if run.of_kind("sample"):
+    if run.samples:
         why += f"; measured before: {run.id}"
     else:
         store.remove(run.path)
@@ -469,5 +469,5 @@ def runs() -> "pd.DataFrame":
     for folder in store.folders(paths.runs()):
         run = Run.read(folder)
         release = run.environment.get("kernel_release")
-        rows.append((run.id, run.experiment, run.status, release, len(run.of_kind("sample"))))
+        rows.append((run.id, run.experiment, run.status, release, len(run.samples)))
     return pd.DataFrame(rows, columns=["id", "experiment", "status", "kernel", "windows"])

@@ -55,7 +55,7 @@ def measure_and_report(
 def _tidy(folder: Path, report_folder: Path) -> None:
     """Remove what holds nothing: a run without a sample, a report without a file."""
     with suppress(LabkitError):
-        if not store.Run.read(folder).of_kind("sample"):
+        if not store.Run.read(folder).has_values:
             store.remove(folder)
     with suppress(OSError):
         report_folder.rmdir()

@@ -135,7 +135,9 @@ def _run(options: argparse.Namespace) -> int:
     from labkit import api, batch, experiments
 
     if bool(options.experiment) == options.all:
-        raise UsageError("run takes the name of an experiment, or --all")
+        raise UsageError(
+            "run takes the name of an experiment, or --all; lab run --help says what is accepted"
+        )
     if options.all:
         if options.parameter or options.aa:
             raise UsageError("--all takes --quick and --repeat, no -p and no --aa")

@@ -5,11 +5,13 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
-from conftest import lab, needs_kernel
+from conftest import ROOT, lab, needs_kernel
 
 from labkit import api
 from labkit.errors import UsageError
@@ -88,14 +90,14 @@ def made(tmp_path):
                 if process >= len(values):
                     continue
                 for control in (False, True):
-                    elapsed_ns = 1000 * (2 if control else values[process])
+                    elapsed_ns = round(1_000_000 * (2 if control else values[process]))
                     lines.append(
                         {
                             "kind": "sample",
                             "case": case,
                             "control": control,
                             "round": 0,
-                            "operations": 1000,
+                            "operations": 1_000_000,
                             "elapsed_ns": elapsed_ns,
                             "steal_ns": 0,
                             "counts": {},
@@ -127,7 +129,7 @@ def test_better_worse_and_no_difference(made):
     assert found.worse
     assert verdicts(compare([after, before])) == {1: "worse", 16: "~", 17: "better"}
     row = found.rows[0]
-    assert row.difference.before == pytest.approx(np.median(spread(10, seed=1)))
+    assert row.difference.before == pytest.approx(np.median(spread(10, seed=1)), rel=1e-6)
     assert row.percent == pytest.approx(-20, abs=2)
     assert (row.unit, row.kind, row.level, len(row.before)) == ("ns/op", "raw", "process", 10)
     (mean,) = found.means
@@ -174,12 +176,12 @@ def test_a_large_table_needs_more_repetitions(made):
 
 def test_rounds_of_one_process_are_one_repetition(made, tmp_path):
     run = made({1: [10.0]})
-    lines = list(run.lines)
-    samples = run.of_kind("sample")
+    *lines, last = [json.loads(line) for line in (run.path / JOURNAL).open()]
+    samples = [line for line in lines if line["kind"] == "sample"]
     more = [s | {"round": index} for index in range(1, 20) for s in samples]
     path = tmp_path / "rounds"
     path.mkdir()
-    (path / JOURNAL).write_bytes(b"".join(map(journal.encode, [*lines[:-1], *more, lines[-1]])))
+    (path / JOURNAL).write_bytes(b"".join(map(journal.encode, [*lines, *more, last])))
     found = compare([Run.read(path), Run.read(path)])
     assert len(found.rows[0].before) == 1
     assert verdicts(found) == {1: "n too small (need 6)"}
@@ -329,7 +331,7 @@ def test_csv_has_a_line_for_each_row_and_mean(table):
     rows = list(csv.DictReader(io.StringIO(formats.comma_separated(table))))
     assert len(rows) == 8
     assert rows[0]["variant"] == "sequential"
-    assert float(rows[0]["percent"]) == pytest.approx(table.rows[0].percent)
+    assert float(rows[0]["percent"]) == pytest.approx(table.rows[0].percent, rel=1e-9)
     assert {row["verdict"] for row in rows} == {"better", "geometric mean"}
 
 
@@ -490,3 +492,28 @@ def test_a_against_a_is_measured_by_turns(homes):
     assert [len(run.of_kind("start")) for run in runs] == [2, 2]
     assert "not interleaved" not in ended.stdout
     assert "n too small (need 6)" in ended.stdout
+
+
+@pytest.mark.slow
+def test_a_run_of_a_million_samples_renders_in_little_memory_and_time(made, tmp_path):
+    run = made({maps: [10.0 + maps] for maps in SIZES})
+    *lines, last = (run.path / JOURNAL).read_bytes().splitlines(keepends=True)
+    rounds = [line for line in lines if b'"sample"' in line]
+    with (run.path / JOURNAL).open("wb") as file:
+        file.writelines(lines)
+        for index in range(1, 1_000_000 // len(rounds)):
+            number = f'"round":{index},'.encode()
+            file.writelines(line.replace(b'"round":0,', number) for line in rounds)
+        file.write(last)
+    code = (
+        "import resource, sys, time; from labkit import api; run = api.load(sys.argv[1]);"
+        "run.table(); [run.plot(name)._repr_mimebundle_() for name in run.plots];"
+        "print(len(run.samples), time.process_time(),"
+        " resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)"
+    )
+    words = [sys.executable, "-c", code, str(run.path)]
+    said = subprocess.check_output(words, text=True, cwd=ROOT).split()
+    samples, seconds, gigabytes = map(float, said)
+    assert samples > 990_000
+    assert gigabytes < 1
+    assert seconds < 20  # 10 on a machine that does nothing else

@@ -154,8 +154,8 @@ def compare(runs: Sequence[Run], metrics: Sequence[str] = (), kind: str = "raw")
     runs
         Two or more.
     metrics
-        Which to compare, ``all`` for every one; by default those that are not counted in the
-        windows of another one: rates follow from times, and would only weigh on the adjustment.
+        Which to compare, ``all`` for every one; by default all but rates counted in the
+        windows of another one: they follow from times, and would only weigh on the adjustment.
     kind
         raw, control or net.
 
@@ -238,8 +238,8 @@ def _metrics(base: Run, others: Sequence[Run], wanted: Sequence[str]) -> list[st
     for name in wanted:
         if name not in shared:
             raise UsageError(f"metric {name!r} is not in all runs; those are: {', '.join(shared)}")
-    timed = {one["name"] for one in base.metrics if not one["count"]}
-    return list(wanted) or [name for name in shared if name in timed] or shared[:1]
+    counted = {one["name"] for one in base.metrics if one["count"] and one["unit"].endswith("/s")}
+    return list(wanted) or [name for name in shared if name not in counted] or shared[:1]
 
 
 def _repetitions(run: Run, metrics: Sequence[str], kind: str) -> dict[_Key, tuple[float, ...]]:

@@ -103,7 +103,7 @@ def findings(run: Run) -> Findings | None:
     cliff = find(run.experiment).cliff if run.experiment in names() else None
     if cliff is None or run.of_kind("figure"):
         return None
-    if not run.of_kind("sample"):
+    if not run.samples:
         return Findings(cliff, (), None, (), "no fit: nothing was measured")
     values = summary.repetitions(run)
     sizes, costs_ns = summary.matrix(

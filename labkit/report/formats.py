@@ -109,10 +109,11 @@ def _block(title: str, rows: Sequence[Row], means: Sequence[GeometricMean]) -> I
     fits = max(map(len, names)) <= room
     width = max(map(len, names))
     for index, (name, line) in enumerate(zip(names, numbers, strict=True)):
-        if groups and fits and 0 < index <= len(rows):
-            # A group's name stands above its first row.
-            if index == 1 or groups[index - 1] != groups[index - 2]:
-                yield groups[index - 1]
+        first = (
+            0 < index <= len(rows) and groups[index - 1 : index] != groups[index - 2 : index - 1]
+        )
+        if fits and groups and first:
+            yield groups[index - 1]
         if fits:
             yield f"{name:<{width}}  {line}".rstrip()
         else:

@@ -75,6 +75,37 @@ class Journal:
             os.close(self._descriptor)
 
 
+_SAMPLE = b'{"kind":"sample",'
+_BLOCK = 10_000
+
+
+def read_in_parts(source: Iterable[bytes]) -> Iterator[Line | list[Line] | None]:
+    """Yield what `read` yields, but for samples that follow each other: these as lists."""
+    block: list[bytes] = []
+    for raw in source:
+        if raw.startswith(_SAMPLE):
+            block.append(raw)
+            if len(block) < _BLOCK:
+                continue
+        yield from _samples(block)
+        block = []
+        if not raw.startswith(_SAMPLE):
+            (line,) = read([raw])
+            yield [line] if line is not None and line["kind"] == "sample" else line
+    yield from _samples(block)
+
+
+def _samples(block: list[bytes]) -> Iterator[list[Line] | None]:
+    """Decode lines at once, which takes half as long as one by one."""
+    if not block:
+        return
+    try:
+        yield json.loads(b"[" + b",".join(block) + b"]")
+    except ValueError:
+        for line in read(block):
+            yield None if line is None else [line]
+
+
 def read(source: Iterable[bytes]) -> Iterator[Line | None]:
     """Yield each line of a journal, None for one that cannot be read."""
     for raw in source:

@@ -59,7 +59,9 @@ def lines(name: str) -> list[journal.Line]:
     measured = {column: unit for column in columns if (unit := _unit(column))}
     cases = [_labels(row, measured) for row in rows]
     labels = list(dict.fromkeys(label for case in cases for label in case))
-    distinct = {tuple(case.items()): index for index, case in enumerate(cases)}
+    distinct = {
+        case: index for index, case in enumerate(dict.fromkeys(tuple(one.items()) for one in cases))
+    }
     controls = [row.get("body") == "empty_loop" for row in rows]
     return [
         {
