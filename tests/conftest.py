@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +49,15 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Have runs and reports go to a folder of the test's own, in child processes, too."""
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def open_home() -> Iterator[Path]:
+    """Make a folder that every user may enter and write, as pytest's own is not."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        path.chmod(0o777)
+        yield path
 
 
 def lab(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,8 @@ import math
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import get_type_hints
 
 import nbformat
@@ -432,9 +434,15 @@ def external(page: str) -> list[str]:
 
 @pytest.fixture
 def report(curve_run, tmp_path):
+    """Render a report, which leaves no socket and no temporary file behind."""
+    places = [ROOT, Path(tempfile.gettempdir())]
+    before = [{path.name for path in place.iterdir()} for place in places]
     folder = tmp_path / "report"
     folder.mkdir()
     notebook.render(curve_run, folder)
+    for place, names_before in zip(places, before, strict=True):
+        added = {path.name for path in place.iterdir()} - names_before
+        assert not {name for name in added if name.startswith(("kernel", "labkit"))}
     return folder
 
 
@@ -499,9 +507,8 @@ def test_what_goes_wrong_in_a_notebook_is_one_line(run, kind, message):
 
 
 @pytest.mark.slow
-def test_a_recorded_run_is_rendered_without_bcc_and_without_privileges(homes):
+def test_a_recorded_run_is_rendered_without_bcc_and_without_privileges(open_home):
     (example,) = [path for path in paths.EXAMPLES.iterdir() if "local-storage" in path.name]
-    homes.chmod(0o777)
     code = (
         "import sys; sys.modules['bcc'] = None\n"
         "from labkit import api, batch\n"
@@ -513,10 +520,10 @@ def test_a_recorded_run_is_rendered_without_bcc_and_without_privileges(homes):
         text=True,
         user=65534,
         group=65534,
-        env={"HOME": str(homes), "LABKIT_HOME": str(homes), "PATH": "/usr/bin:/bin"},
-        cwd=homes,
+        env={"HOME": str(open_home), "LABKIT_HOME": str(open_home), "PATH": "/usr/bin:/bin"},
+        cwd=open_home,
     )
-    if "Permission denied" in done.stderr and str(ROOT) in done.stderr:
+    if "No module named 'labkit'" in done.stderr:
         pytest.skip("an ordinary user cannot read this checkout")
     assert done.returncode == 0, done.stderr
-    assert (homes / "reports" / example.name / notebook.PAGE).is_file()
+    assert (open_home / "reports" / example.name / notebook.PAGE).is_file()

@@ -174,6 +174,11 @@ def test_runs_are_found_by_path_id_beginning_or_last(tmp_path):
         (folder / run.JOURNAL).write_bytes(journal.encode(HEADER))
     homes = [tmp_path, tmp_path / "missing"]
     assert run.locate("last", homes).name == "20260102-b"
+    assert run.locate("last", [tmp_path / "missing", tmp_path]).name == "20260102-b"
+    examples = run.create(tmp_path / "examples", "z")
+    (examples / run.JOURNAL).write_bytes(journal.encode(HEADER))
+    assert run.locate("last", [tmp_path, tmp_path / "examples"]).name == "20260102-b"
+    assert run.locate("z", [tmp_path, tmp_path / "examples"]) == examples
     assert run.locate("20260101", homes).name == "20260101-a"
     assert run.locate(str(tmp_path / "20260101-a"), homes).name == "20260101-a"
     with pytest.raises(UsageError, match="2 runs begin with '2026'"):

@@ -102,7 +102,10 @@ def available_memory(needed_mib: int, what: str) -> str:
     """Hold the memory that the kernel says is available against what is needed, in MiB."""
     available = host.available_memory_mib()
     if available is not None and available < needed_mib:
-        return f"{what} needs {needed_mib} MiB of memory, {available:.0f} MiB are available"
+        return (
+            f"{what} needs {needed_mib} MiB of memory, {available:.0f} MiB are available: "
+            "end other programs, or leave it out"
+        )
     return ""
 
 

@@ -44,7 +44,7 @@ def execute(notebook: Path, parameters: Mapping[str, Any]) -> NotebookNode:
                     dict(parameters),
                     kernel_name="python3",
                     # Sockets in a folder of our own: on a shared machine TCP is open to all.
-                    config=Config(KernelManager={"transport": "ipc"}),
+                    config=Config(KernelManager={"transport": "ipc", "ip": f"{private}/kernel"}),
                     # What goes wrong in a cell is raised here; the rest is not for users.
                     extra_arguments=["--Application.log_level=50"],
                     progress_bar=False,

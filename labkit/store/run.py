@@ -417,13 +417,14 @@ def locate(name: str, homes: list[Path]) -> Path:
     path = Path(name)
     if path.exists():
         return path
-    known = sorted(folder.name for home in homes for folder in folders(home))
-    wanted = [known[-1]] if name == "last" and known else [i for i in known if i.startswith(name)]
-    if name in wanted:
-        wanted = [name]
+    by_home = [[folder.name for folder in folders(home)] for home in homes]
+    known = [identity for identities in by_home for identity in identities]
+    if name == "last":
+        name = next((identities[-1] for identities in by_home if identities), name)
+    wanted = [one for one in known if one == name] or [one for one in known if one.startswith(name)]
     if len(wanted) != 1:
         which = f"{len(wanted)} runs begin with" if wanted else "no run is called"
-        newest = ", ".join(known[-3:]) or "none yet"
+        newest = ", ".join(by_home[0][-3:]) or "none yet"
         raise UsageError(f"{which} {name!r}; the newest: {newest}")
     return next(home / wanted[0] for home in homes if (home / wanted[0]).is_dir())
 
