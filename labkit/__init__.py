@@ -8,7 +8,7 @@ costs next to nothing.
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Run", "load", "measure", "runs"]
+__all__ = ["Run", "compare", "load", "measure", "runs"]
 
 
 def __getattr__(name: str) -> Any:

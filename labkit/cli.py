@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from labkit import paths
-from labkit.errors import CannotRunError, LabkitError, UsageError
+from labkit.errors import LabkitError, UsageError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("experiment", nargs="?", help="say its parameters, too")
     add("doctor", _doctor, "what is wrong with this machine for measuring, and what mends it")
     run = add("run", _run, "measure and render a report; prints its folder last")
-    run.add_argument("experiment")
+    run.add_argument("experiment", nargs="?")
+    run.add_argument("--all", action="store_true", help="every experiment that can run here")
     run.add_argument(
         "-p",
         "--parameter",
@@ -68,10 +69,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--quick", action="store_true", help="fewer cases, less time, one process")
     run.add_argument("--repeat", type=int, default=0, metavar="N", help="measure in N processes")
+    run.add_argument(
+        "--aa",
+        action="store_true",
+        help="measure twice as many processes, as A and B by turns, and compare the two",
+    )
+    compare = add("compare", _compare, "what changed between runs, and whether that is known")
+    compare.add_argument("runs", nargs="+", metavar="RUN", help="the base first; as for show")
+    compare.add_argument(
+        "--metric", action="append", default=[], metavar="NAME", help="which metric; all for all"
+    )
+    compare.add_argument("--kind", choices=("raw", "control", "net"), default="raw")
+    compare.add_argument(
+        "--format",
+        choices=("mail", "markdown", "csv", "json", "go"),
+        default="mail",
+        help="go is for benchstat -col run",
+    )
+    compare.add_argument("--report", action="store_true", help="render a report; its folder last")
+    compare.add_argument(
+        "--fail-on", choices=("worse",), help="end with status 1 where a row is worse"
+    )
     show = add("show", _show, "the plain-text table of a run")
     show.add_argument("run", nargs="?", default="last", help="folder, id, or its beginning")
     report = add("report", _report, "render the report of a recorded run again")
     report.add_argument("run", nargs="?", default="last", help="folder, id, or its beginning")
+    reading = add("import", _import, "the kernel tool's own output, or a mail with it, as runs")
+    reading.add_argument("file", help="a file; - reads standard input")
     add("benchmark", _benchmark, "what the harness itself costs on this machine")
     test = add("test", _test, "run the tests; what else is given goes to pytest")
     test.add_argument("--fast", action="store_true", help="leave out guests and the browser")
@@ -109,18 +133,42 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from labkit import api, batch, experiments
-    from labkit.kernel import tasks
 
+    if bool(options.experiment) == options.all:
+        raise UsageError(
+            "run takes the name of an experiment, or --all; lab run --help says what is accepted"
+        )
+    if options.all:
+        if options.parameter or options.aa:
+            raise UsageError("--all takes --quick and --repeat, no -p and no --aa")
+        print(batch.run_all(quick=options.quick, repeat=options.repeat))
+        return 0
     experiment = experiments.find(options.experiment)
     given = {key: _value(value) for key, value in options.parameter}
     accepted = api.settle(experiment, options.quick, given)
     repeat = api.settle_repeat(experiment, options.quick, options.repeat)
-    tasks.measuring_cpu(accepted["cpu"])
-    unavailable = experiment.requirements(experiment.parameters.parse(accepted))
-    if unavailable and all(unavailable.values()):
-        raise CannotRunError("; ".join(dict.fromkeys(unavailable.values())))
+    api.check_that_it_runs(experiment, accepted)
+    if options.aa:
+        said = api.command(experiment, options.quick, repeat, accepted) + " --aa"
+        runs = api.measure_same(
+            experiment.name, quick=options.quick, repeat=repeat, command_line=said, **accepted
+        )
+        print(api.compare(*runs))
+        print(batch.compare_and_report(runs, (), "raw"))
+        return 0
     print(batch.measure_and_report(experiment, accepted, repeat=repeat, quick=options.quick))
     return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from labkit import api, batch
+
+    loaded = [api.load(run) for run in options.runs]
+    compared = api.compare(*loaded, metrics=options.metric, kind=options.kind)
+    print(compared.text(options.format), end="")
+    if options.report:
+        print(batch.compare_and_report(loaded, options.metric, options.kind))
+    return 1 if options.fail_on == "worse" and compared.found.worse else 0
 
 
 def _value(text: str) -> Any:
@@ -145,6 +193,23 @@ def _report(options: argparse.Namespace) -> int:
     from labkit import api, batch
 
     print(batch.report(api.load(options.run)))
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from labkit import api
+
+    found, runs = api.import_text(options.file)
+    for number, words in found.not_understood:
+        print(f"line {number} not understood: {words}", file=sys.stderr)
+    if more := found.not_understood_count - len(found.not_understood):
+        print(f"and {more:,} more lines not understood", file=sys.stderr)
+    if found.progress_lines:
+        print(f"{found.progress_lines:,} lines of progress are no results", file=sys.stderr)
+    if not runs:
+        raise LabkitError(f"{options.file}: no figures of the kernel's tool in it")
+    for run in runs:
+        print(run.path)
     return 0
 
 

@@ -258,8 +258,9 @@ def test_a_run_without_a_fit_says_why_and_still_reports(run_of):
 
 @pytest.mark.parametrize("samples", [0, 1, 2, 3, 40, 150, 250, 370])
 def test_a_run_that_ends_anywhere_can_be_shown(curve_run, run_of, samples):
-    first = next(i for i, line in enumerate(curve_run.lines) if line["kind"] == "sample")
-    run = run_of(*curve_run.lines[: first + samples])
+    lines = [json.loads(line) for line in (curve_run.path / JOURNAL).open()]
+    first = next(i for i, line in enumerate(lines) if line["kind"] == "sample")
+    run = run_of(*lines[: first + samples])
     text = tables.text(run)
     assert "PARTIAL: ended in process 1 of 1" in text.splitlines()
     assert max(map(len, text.splitlines())) <= 72
@@ -502,7 +503,7 @@ def test_nothing_from_a_notebook_becomes_markup():
 )
 def test_what_goes_wrong_in_a_notebook_is_one_line(run, kind, message):
     with pytest.raises(kind, match=message) as caught:
-        notebook.execute(EXPERIMENT, {"run": run})
+        notebook.execute(EXPERIMENT.notebook, {"run": run})
     assert "\n" not in str(caught.value)
 
 

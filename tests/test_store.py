@@ -105,12 +105,22 @@ def test_a_run_is_complete_when_every_planned_process_is(written):
 
 def test_a_journal_that_ends_in_the_middle_of_a_line_is_read_up_to_there(written):
     found = written(HEADER, *process(0, sample(0, 0, 1)), tail=b'{"kind":"sample","ca')
-    assert len(found.of_kind("sample")) == 1
+    assert len(found.samples) == 1
     assert found.status == "partial"
     assert found.warnings == ["1 unreadable lines of the journal left out"]
 
 
-@pytest.mark.parametrize("junk", [b"\xff\x00\n", b"[1]\n", b"null\n", b'{"no":"kind"}\n', b"\n"])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"\xff\x00\n",
+        b"[1]\n",
+        b"null\n",
+        b'{"kind":"sample","case":0}\n',
+        b'{"no":"kind"}\n',
+        b"\n",
+    ],
+)
 def test_a_corrupt_line_is_counted_and_the_rest_used(written, junk):
     found = written(HEADER, *process(0, sample(0, 0, 1)), tail=junk + journal.encode(end()))
     assert found.unreadable_lines == 1

@@ -103,6 +103,34 @@ class CacheFitInterval:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsShift:
+    """By how many slots the caches of two runs differ.
+
+    Attributes
+    ----------
+    before, after
+        The fits to the medians of each.
+    low, high
+        Ends of the interval of ``after.slots - before.slots``; it takes in all that fit equally
+        well in a resample.
+    coverage, method
+        As in `CacheFitInterval`.
+    """
+
+    before: CacheFit
+    after: CacheFit
+    low: int
+    high: int
+    coverage: float | None
+    method: str
+
+    @property
+    def slots(self) -> int:
+        """Return the difference of slots, after less before."""
+        return self.after.slots - self.before.slots
+
+
+@dataclass(frozen=True, slots=True)
 class CrossingInterval:
     """Where a cost reaches a level, with how far resampling the repetitions moves it.
 
@@ -198,12 +226,7 @@ def bootstrap_cache_fit(
     resample left with fewer than `MINIMUM_SIZES` is left out altogether.
     """
     n, repetitions = bootstrap.measured_sizes(sizes, repetitions_ns, MINIMUM_SIZES)
-    medians = bootstrap.medians(repetitions.T)
-    fit = fit_cache(n.tolist(), medians)
-    log_cost = _log(bootstrap.resampled_medians(repetitions, resamples, seed))
-    log_cost = log_cost[np.sum(~np.isnan(log_cost), axis=1) >= MINIMUM_SIZES]
-    profiles = _profiles(n, log_cost, np.log(medians))
-    fits = [_choose(n, row, profile) for row, profile in zip(log_cost, profiles, strict=True)]
+    fit, fits = _resampled_fits(n, repetitions, resamples, seed)
     coverage, method = bootstrap.method(len(repetitions), len(fits), level)
     return CacheFitInterval(
         fit=fit,
@@ -216,6 +239,51 @@ def bootstrap_cache_fit(
         b_ns_per_map=bootstrap.percentiles([one.b_ns_per_map for one in fits], coverage),
         coverage=coverage,
         cliff_share=sum(one.cliff for one in fits) / len(fits),
+        method=method,
+    )
+
+
+def bootstrap_slots_shift(
+    before: tuple[Sequence[int], ArrayLike],
+    after: tuple[Sequence[int], ArrayLike],
+    level: Level,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> SlotsShift:
+    """Find by how many slots the caches of two runs differ, with a bootstrap interval.
+
+    Both runs are resampled as in `bootstrap_cache_fit`, independently of each other.
+
+    Parameters
+    ----------
+    before, after
+        Sizes and repetitions of each run, as in `bootstrap_cache_fit`.
+    level, resamples, seed
+        As there.
+
+    Raises
+    ------
+    ValueError
+        As `bootstrap_cache_fit`, or if one of the runs shows no cliff.
+    """
+    sides = [bootstrap.measured_sizes(*side, MINIMUM_SIZES) for side in (before, after)]
+    for name, (n, repetitions) in zip(("before", "after"), sides, strict=True):
+        if not fit_cache(n.tolist(), bootstrap.medians(repetitions.T)).cliff:
+            raise ValueError(f"no cliff {name}")
+    (fit_before, fits_before), (fit_after, fits_after) = (
+        _resampled_fits(n, repetitions, resamples, seed + index)
+        for index, (n, repetitions) in enumerate(sides)
+    )
+    pairs = list(zip(fits_before, fits_after, strict=False))
+    repeated = min(len(repetitions) for _, repetitions in sides)
+    coverage, method = bootstrap.method(repeated, len(pairs), level)
+    return SlotsShift(
+        before=fit_before,
+        after=fit_after,
+        low=int(bootstrap.percentiles([b.slots - a.slots_high for a, b in pairs], coverage)[0]),
+        high=int(bootstrap.percentiles([b.slots_high - a.slots for a, b in pairs], coverage)[1]),
+        coverage=coverage,
         method=method,
     )
 
@@ -293,6 +361,18 @@ def bootstrap_crossing(
         crossed_share=float(np.mean(np.isfinite(found))),
         method=method,
     )
+
+
+def _resampled_fits(
+    n: Floats, repetitions: Floats, resamples: int, seed: int
+) -> tuple[CacheFit, list[CacheFit]]:
+    """Return the fit to the medians, and those to the medians of resamples."""
+    medians = bootstrap.medians(repetitions.T)
+    fit = fit_cache(n.tolist(), medians)
+    log_cost = _log(bootstrap.resampled_medians(repetitions, resamples, seed))
+    log_cost = log_cost[np.sum(~np.isnan(log_cost), axis=1) >= MINIMUM_SIZES]
+    profiles = _profiles(n, log_cost, np.log(medians))
+    return fit, [_choose(n, row, profile) for row, profile in zip(log_cost, profiles, strict=True)]
 
 
 def _missing(n: Floats, c: float | Floats) -> Floats:

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 #: Where repetitions differ: kernel boots, processes of one boot, rounds of one process.
@@ -128,6 +129,7 @@ def estimate(values: Sequence[float], level: Level) -> Estimate:
     )
 
 
+@lru_cache(maxsize=16)
 def _rank(n: int, coverage: float) -> tuple[int, float | None]:
     """Return the largest rank whose interval still covers enough, and what it covers."""
     rank, achieved = 1, None

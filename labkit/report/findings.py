@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from labkit.experiments import find
+from labkit.experiments import find, names
 from labkit.experiments._experiment import Cliff
 from labkit.measuring.cache_fit import (
     CacheFitInterval,
@@ -100,10 +100,10 @@ def findings(run: Run) -> Findings | None:
     What cannot be fitted (too few sizes or repetitions, a net cost that is not positive) is said
     in ``why_not``, never raised: the rest of the report stands without it.
     """
-    cliff = find(run.experiment).cliff
-    if cliff is None:
+    cliff = find(run.experiment).cliff if run.experiment in names() else None
+    if cliff is None or run.of_kind("figure"):
         return None
-    if not run.of_kind("sample"):
+    if not run.samples:
         return Findings(cliff, (), None, (), "no fit: nothing was measured")
     values = summary.repetitions(run)
     sizes, costs_ns = summary.matrix(

@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+from matplotlib.figure import Figure
 from nbformat import NotebookNode
 
 from labkit import errors, paths
-from labkit.experiments import Experiment, find
+from labkit.experiments import find
 from labkit.report import plots, tables
 from labkit.store.run import Run, write_whole
 
 NOTEBOOK, PAGE, TABLE = "notebook.ipynb", "report.html", "table.txt"
 
 
-def execute(experiment: Experiment, parameters: Mapping[str, Any]) -> NotebookNode:
-    """Execute an experiment's notebook and return it with its outputs.
+def execute(notebook: Path, parameters: Mapping[str, Any]) -> NotebookNode:
+    """Execute a notebook and return it with its outputs.
 
     Raises
     ------
@@ -38,7 +39,7 @@ def execute(experiment: Experiment, parameters: Mapping[str, Any]) -> NotebookNo
         with _environment({"JUPYTER_PREFER_ENV_PATH": "1"} | places):
             try:
                 executed: NotebookNode = papermill.execute_notebook(
-                    str(experiment.notebook),
+                    str(notebook),
                     None,
                     dict(parameters),
                     kernel_name="python3",
@@ -50,7 +51,7 @@ def execute(experiment: Experiment, parameters: Mapping[str, Any]) -> NotebookNo
                     cwd=str(paths.ROOT),
                 )
             except PapermillExecutionError as error:
-                raise _as_raised(error, experiment.notebook.name) from None
+                raise _as_raised(error, notebook.name) from None
     return executed
 
 
@@ -95,18 +96,27 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 def write(run: Run, executed: NotebookNode, folder: Path) -> None:
     """Write a report: the executed notebook, its page, the table and the plots."""
-    write_whole(folder / NOTEBOOK, nbformat.writes(executed).encode())
-    write_whole(folder / PAGE, page(executed, title=run.id, notice=_notice(run)).encode())
+    write_page(executed, folder, title=run.id, notice=_notice(run))
     write_whole(folder / TABLE, tables.text(run).encode())
     for name in plots.names(run):
-        figure = plots.draw(run, name)
-        for file_format in ("png", "svg"):
-            write_whole(folder / f"{name}.{file_format}", plots.encoded(figure, file_format))
+        write_figure(plots.draw(run, name), folder, name)
+
+
+def write_page(executed: NotebookNode, folder: Path, *, title: str, notice: str) -> None:
+    """Write an executed notebook, and its page."""
+    write_whole(folder / NOTEBOOK, nbformat.writes(executed).encode())
+    write_whole(folder / PAGE, page(executed, title=title, notice=notice).encode())
+
+
+def write_figure(figure: Figure, folder: Path, name: str) -> None:
+    """Write a plot as PNG and SVG."""
+    for file_format in ("png", "svg"):
+        write_whole(folder / f"{name}.{file_format}", plots.encoded(figure, file_format))
 
 
 def render(run: Run, folder: Path) -> None:
     """Make the whole report of a recorded run; needs no privileges, no BPF and no bcc."""
-    executed = execute(find(run.experiment), {"run": str(run.path.resolve())})
+    executed = execute(find(run.experiment).notebook, {"run": str(run.path.resolve())})
     write(run, executed, folder)
 
 

@@ -67,16 +67,21 @@ def encoded(figure: Figure, file_format: str) -> bytes:
     return buffer.getvalue()
 
 
+def plain(text: str) -> str:
+    """Return a text as matplotlib draws it literally, cut to what a plot has room for."""
+    return (text if len(text) <= 70 else f"{text[:66]} ...").replace("$", r"\$")
+
+
 def _curve(run: Run, curve: Curve) -> Figure:
     figure = Figure(figsize=(8, 5.4), layout="constrained")
     axes = figure.subplots()
     colours = sns.color_palette("colorblind", len(curve.variants))
-    rows = summary(run) if run.of_kind("sample") else pd.DataFrame()
+    rows = summary(run) if run.has_values else pd.DataFrame()
     if not rows.empty:
-        rows = _drawn(rows, curve, run.labels)
+        rows = of_curve(rows, curve, run.labels)
         _levels(axes, rows, curve)
         for variant, colour, marker in zip(curve.variants, colours, MARKERS, strict=False):
-            _series(axes, rows[rows["variant"] == variant], curve.x, variant, colour, marker)
+            series(axes, rows[rows["variant"] == variant], curve.x, variant, colour, marker)
     _cliff(axes, run, curve)
     for described, line in zip(curve.published, ("--", ":"), strict=False):
         figures = published_rows(described)
@@ -98,7 +103,8 @@ def _curve(run: Run, curve: Curve) -> Figure:
     return figure
 
 
-def _drawn(rows: pd.DataFrame, curve: Curve, labels: list[str]) -> pd.DataFrame:
+def of_curve(rows: pd.DataFrame, curve: Curve, labels: list[str]) -> pd.DataFrame:
+    """Return the estimates that a curve shows, among those of a run."""
     rows = rows[rows["kind"] == curve.kind]
     for label, value in curve.where.items():
         rows = rows[rows[label] == value]
@@ -112,7 +118,10 @@ def _drawn(rows: pd.DataFrame, curve: Curve, labels: list[str]) -> pd.DataFrame:
     return drawn.assign(median=share, low=share, high=share)
 
 
-def _series(axes: Axes, rows: pd.DataFrame, x: str, name: str, colour: Any, marker: str) -> None:
+def series(
+    axes: Axes, rows: pd.DataFrame, x: str, name: str, colour: Any, marker: str, **style: Any
+) -> None:
+    """Draw estimates against a counted label, with their intervals."""
     rows = rows[(rows["median"] > 0) & rows[x].notna()].sort_values(x)
     if rows.empty:
         return
@@ -126,6 +135,7 @@ def _series(axes: Axes, rows: pd.DataFrame, x: str, name: str, colour: Any, mark
         lw=1.6,
         capsize=3,
         label=name,
+        **style,
     )
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Samples to estimates: repetitions at the level where the noise is, net paired within a round."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -13,6 +14,8 @@ from labkit.store.run import Run
 
 #: From the outermost repetition inwards.
 LEVELS: tuple[Level, ...] = ("boot", "process", "round")
+
+_MOST_REPETITIONS = 1000
 
 ESTIMATE = (
     *("median", "low", "high", "coverage", "mean", "deviation"),
@@ -44,9 +47,12 @@ def repetitions(run: Run) -> pd.DataFrame:
     """
     keys = [*run.labels, "metric", "unit"]
     rounds = _paired(run.frame, keys)
-    repeated = LEVELS[: LEVELS.index(level(run)) + 1]
+    innermost = level(run)
+    repeated = LEVELS[: LEVELS.index(innermost) + 1]
+    if innermost == LEVELS[-1]:  # nothing lies below a round
+        return rounds[[*keys, "kind", *repeated, "value"]]
     return (
-        rounds.groupby([*keys, "kind", *repeated], dropna=False, sort=False)["value"]
+        rounds.groupby([*keys, "kind", *repeated], dropna=False, sort=False, observed=True)["value"]
         .median()
         .reset_index()
     )
@@ -57,11 +63,14 @@ def _paired(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     on = [*keys, *LEVELS]
     raw = frame.loc[~frame["control"], [*on, "value"]]
     control = frame.loc[frame["control"], [*on, "value"]]
-    net = raw.merge(control, on=on, suffixes=("", "_control"))
-    net = net.loc[net["unit"].str.startswith("ns")]
+    # Only times have a net, and joining takes longer than all the rest.
+    timed, idle = (part[part["unit"].str.startswith("ns")] for part in (raw, control))
+    net = timed.merge(idle, on=on, suffixes=("", "_control"))
     net = net.assign(value=net["value"] - net["value_control"]).drop(columns="value_control")
     kinds = {"raw": raw, "control": control, "net": net}
-    return pd.concat([part.assign(kind=kind) for kind, part in kinds.items()], ignore_index=True)
+    together = pd.concat(kinds.values(), ignore_index=True)
+    places = np.repeat(np.arange(len(kinds)), [len(part) for part in kinds.values()])
+    return together.assign(kind=pd.Categorical(list(kinds), categories=list(kinds)).take(places))
 
 
 @lru_cache(maxsize=4)
@@ -81,12 +90,15 @@ def summary(run: Run) -> pd.DataFrame:
     repeated = level(run)
     rows = [
         (*key, *_estimated(values.to_list(), repeated))
-        for key, values in repetitions(run).groupby(keys, dropna=False, sort=False)["value"]
+        for key, values in repetitions(run).groupby(keys, dropna=False, sort=False, observed=True)[
+            "value"
+        ]
     ]
     found = pd.DataFrame(rows, columns=[*keys, *ESTIMATE])
     found = found.astype(
         {"coverage": float} | {label: run.frame[label].dtype for label in run.labels}
     )
+    found = _as_printed(run, found)
     return found.iloc[np.argsort(_positions(run, found), kind="stable")].reset_index(drop=True)
 
 
@@ -98,6 +110,19 @@ def _positions(run: Run, found: pd.DataFrame) -> list[int]:
     }
     rows = found[run.labels].astype(object)
     return [order[row] for row in rows.where(rows.notna(), None).itertuples(index=False, name=None)]
+
+
+def _as_printed(run: Run, found: pd.DataFrame) -> pd.DataFrame:
+    """Put in the deviation that an imported figure came with, where it was printed once."""
+    printed = {
+        (one["case"], one["metric"], "control" if one["control"] else "raw"): one["deviation"]
+        for one in run.of_kind("figure")
+    }
+    if not printed:
+        return found
+    keys = zip(_positions(run, found), found["metric"], found["kind"], strict=True)
+    deviations = pd.Series([printed.get(key) for key in keys], index=found.index, dtype=float)
+    return found.assign(deviation=found["deviation"].where(found["n"] > 1, deviations))
 
 
 def _estimated(values: Sequence[float], repeated: Level) -> tuple[Any, ...]:
@@ -125,7 +150,8 @@ def matrix(
     -------
     sizes : list of int, ascending
     values : array of float, shape (repetitions, sizes), nan where a repetition lacks a size
-        A row for each repetition of the run, in order, so that rows of two series are pairs.
+        A row for each repetition of the run, in order, so that rows of two series are pairs. Of
+        more than 1000, consecutive ones are taken together: their median.
     """
     repetition = found.groupby([name for name in LEVELS if name in found.columns]).ngroup()
     found = found.assign(repetition=repetition)
@@ -134,4 +160,13 @@ def matrix(
         rows = rows[rows[label] == value]
     table = rows.pivot(index="repetition", columns=x, values="value")
     table = table.reindex(range(repetition.nunique())).sort_index(axis=1)
-    return [int(size) for size in table.columns], table.to_numpy(dtype=float)
+    return [int(size) for size in table.columns], _batched(table.to_numpy(dtype=float))
+
+
+def _batched(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, Any]:
+    """Take consecutive repetitions together where there are more than a bootstrap can use."""
+    size = math.ceil(len(values) / _MOST_REPETITIONS)
+    if size == 1:
+        return values
+    starts = range(0, len(values), size)
+    return np.array([np.nanmedian(values[start : start + size], axis=0) for start in starts])

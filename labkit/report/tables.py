@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.experiments import find
+from labkit.experiments import find, names
 from labkit.measuring.statistics import MINIMUM_REPETITIONS
 from labkit.report import growth
 from labkit.report.findings import findings
@@ -24,7 +24,7 @@ WIDTH = 72
 def text(run: Run) -> str:
     """Return the table: what was measured, where, how often; the figures; what they come to."""
     blocks = [list(_head(run))]
-    if run.of_kind("sample"):
+    if run.has_values:
         found = summary(run)
         blocks[0] += _repetition(run, found)
         blocks += _blocks(run, found)
@@ -33,21 +33,27 @@ def text(run: Run) -> str:
     blocks.append([*(said.sentences() if said else []), *growth.sentences(run)])
     blocks.append([f"note: {warning}" for warning in run.warnings])
     lines = [line for block in blocks if block for line in [*block, ""]]
-    return "\n".join(wrapped for line in lines[:-1] for wrapped in _wrapped(line)) + "\n"
+    return "\n".join(part for line in lines[:-1] for part in wrapped(line)) + "\n"
 
 
-def _wrapped(line: str) -> list[str]:
+def wrapped(line: str) -> list[str]:
+    """Return a line in parts of at most 72 columns."""
     if len(line) <= WIDTH:
         return [line]
     return textwrap.wrap(line, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _head(run: Run) -> Iterator[str]:
-    yield f"{run.experiment}: {find(run.experiment).question}"
+    yield f"{run.experiment}: {run.header.get('series') or question(run.experiment)}"
     if run.status != "complete":
         yield f"{run.status.upper()}: {run.why}"
     yield from _command(f"$ {run.header['command']}")
-    yield from environment(run.environment)
+    yield from environment(run.environment) if run.environment else ()
+
+
+def question(experiment: str) -> str:
+    """Return what an experiment asks; that of an imported run need not be one of ours."""
+    return find(experiment).question if experiment in names() else "figures as printed"
 
 
 def _command(command: str) -> Iterator[str]:
@@ -59,7 +65,7 @@ def _command(command: str) -> Iterator[str]:
             line = "   "
         line += f" {word}" if line else word
     # A list of many numbers, in quotes: there a line may end at any space.
-    yield from _wrapped(line)
+    yield from wrapped(line)
 
 
 def environment(found: Mapping[str, Any]) -> Iterator[str]:
@@ -94,6 +100,13 @@ def _listed(*words: str) -> str:
 
 
 def _repetition(run: Run, found: pd.DataFrame) -> Iterator[str]:
+    if run.of_kind("figure"):
+        yield f"figures of {run.start['harness']}" + (
+            ": mean \N{PLUS-MINUS SIGN} standard deviation within one process"
+            if found["n"].max() == 1
+            else f", n = {_range(found['n'])} times"
+        )
+        return
     frame = run.frame
     rounds = [line["rounds"] for line in run.of_kind("stop")]
     seeds = dict.fromkeys(str(line["seed"]) for line in run.of_kind("start"))
@@ -135,8 +148,10 @@ def _blocks(run: Run, found: pd.DataFrame) -> Iterator[list[str]]:
         if metric["unit"].startswith("ns"):
             rows = found[found["metric"] == metric["name"]]
             kinds = {kind: rows[rows["kind"] == kind] for kind in ("raw", "control", "net")}
-            yield from _block(run, f"{metric['title']}, {metric['unit']}", kinds)
-    yield ["ns from a loop is a reciprocal throughput: how often, not how soon"]
+            held = {kind: part for kind, part in kinds.items() if not part.empty}
+            yield from _block(run, f"{metric['title']}, {metric['unit']}", held)
+    if not run.of_kind("figure"):
+        yield ["ns from a loop is a reciprocal throughput: how often, not how soon"]
     raw = found[found["kind"] == "raw"]
     rates = [metric for metric in run.metrics if not metric["unit"].startswith("ns")]
     for unit, group in groupby(rates, key=itemgetter("unit")):
@@ -173,12 +188,21 @@ def row_label(labels: Mapping[str, Any]) -> str:
 def cell(row: Mapping[Any, Any]) -> str:
     """Return an estimate as people write it: as many digits as its interval bears."""
     half = max(row["high"] - row["median"], row["median"] - row["low"])
+    if row["n"] == 1:
+        return _alone(row["median"], row["deviation"])
     digits = _decimals(row["median"], half)
     if row["n"] == 1:
         return f"{row['median']:.{digits}f}"
     if math.isnan(row["coverage"]):
         return f"{row['low']:.{digits}f}..{row['high']:.{digits}f}"
     return f"{row['median']:.{digits}f} \N{PLUS-MINUS SIGN} {half:.{digits}f}"
+
+
+def _alone(value: float, deviation: float) -> str:
+    """Return a single figure, with the standard deviation that it came with."""
+    digits = _decimals(value, 0 if math.isnan(deviation) else deviation)
+    shown = "" if math.isnan(deviation) else f" \N{PLUS-MINUS SIGN} {deviation:.{digits}f}"
+    return f"{value:.{digits}f}{shown}"
 
 
 def _decimals(value: float, half: float) -> int:

@@ -4,7 +4,9 @@
 ===========  =====================================================================================
 kind         fields
 ===========  =====================================================================================
-run          schema, id, experiment, command, repeat (processes planned); once, by the caller
+run          schema, id, experiment, command, repeat (processes planned); once, by the caller;
+             series (its title in the text) where it was imported; turns (an id shared by runs whose
+             processes took turns)
 start        boot, process (indices); experiment, parameters, labels, metrics, seed, cpu, harness,
              code_sha256, environment, noise; once for each process
 requirement  variant, unavailable (why, or the empty text)
@@ -14,6 +16,9 @@ warning      message, and case where it speaks of one
 sample       case, control, round, operations, elapsed_ns, steal_ns, counts
 series       case, control, round, columns: what was read again and again during that window, lists
              of equal length by name, the first one the clock
+figure       case, control, metric, value, deviation (sample standard deviation) and n (samples
+             behind both), each null where not known, line; in place of samples in an imported run
+unread       line, text: what an import did not understand
 round        round, elapsed_s, widest_half_width_percent
 stop         why, rounds
 end          status (complete, partial, failed), why, exit_status, noise, leaked; once a process
@@ -70,6 +75,37 @@ class Journal:
             os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)
+
+
+_SAMPLE = b'{"kind":"sample",'
+_BLOCK = 10_000
+
+
+def read_in_parts(source: Iterable[bytes]) -> Iterator[Line | list[Line] | None]:
+    """Yield what `read` yields, but for samples that follow each other: these as lists."""
+    block: list[bytes] = []
+    for raw in source:
+        if raw.startswith(_SAMPLE):
+            block.append(raw)
+            if len(block) < _BLOCK:
+                continue
+        yield from _samples(block)
+        block = []
+        if not raw.startswith(_SAMPLE):
+            (line,) = read([raw])
+            yield [line] if line is not None and line["kind"] == "sample" else line
+    yield from _samples(block)
+
+
+def _samples(block: list[bytes]) -> Iterator[list[Line] | None]:
+    """Decode lines at once, which takes half as long as one by one."""
+    if not block:
+        return
+    try:
+        yield json.loads(b"[" + b",".join(block) + b"]")
+    except ValueError:
+        for line in read(block):
+            yield None if line is None else [line]
 
 
 def read(source: Iterable[bytes]) -> Iterator[Line | None]:

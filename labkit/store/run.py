@@ -2,11 +2,13 @@
 """A run: a folder with its journal, and what is made from it."""
 
 import json
+import math
 import os
 import shutil
 import tempfile
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,7 +19,10 @@ from labkit.errors import LabkitError, UsageError
 from labkit.store import journal
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 JOURNAL, SUMMARY, SAMPLES = "journal.jsonl", "run.json", "samples.parquet"
 
@@ -72,6 +77,54 @@ def write_whole(path: Path, content: bytes) -> None:
         raise LabkitError(f"cannot write {path}: {error.strerror}") from None
 
 
+class Samples:
+    """The samples of a journal, of which there may be a million: a column for each field.
+
+    Attributes
+    ----------
+    columns
+        ``boot``, ``process``, ``case``, ``control``, ``round``, ``operations``, ``elapsed_ns``
+        and ``steal_ns``, all of one length.
+    counts
+        What was counted, by name; nan where a sample has no such count.
+    """
+
+    _FIELDS = ("case", "control", "round", "operations", "elapsed_ns", "steal_ns")
+
+    def __init__(self) -> None:
+        self.columns = {name: array("q") for name in ("boot", "process", *self._FIELDS)}
+        self.counts: dict[str, array[float]] = {}
+
+    def __len__(self) -> int:
+        return len(self.columns["case"])
+
+    def add(self, start: journal.Line, lines: list[journal.Line]) -> int:
+        """Append samples of the process that began with the line `start`.
+
+        Returns
+        -------
+        int
+            How many were left out, because a field is missing or no number.
+        """
+        try:
+            fields = {name: array("q", [line[name] for line in lines]) for name in self._FIELDS}
+            counts = {
+                name: array("d", [line["counts"].get(name, math.nan) for line in lines])
+                for name in dict.fromkeys(name for line in lines for name in line["counts"])
+            }
+        except (KeyError, TypeError, AttributeError, OverflowError):
+            return 1 if len(lines) == 1 else sum(self.add(start, [line]) for line in lines)
+        for name in counts.keys() - self.counts.keys():
+            self.counts[name] = array("d", [math.nan]) * len(self)
+        for name, held in self.counts.items():
+            held.extend(counts.get(name) or array("d", [math.nan]) * len(lines))
+        for name, column in fields.items():
+            self.columns[name].extend(column)
+        for name in ("boot", "process"):
+            self.columns[name].extend(array("q", [start.get(name, 0)]) * len(lines))
+        return 0
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """What one run measured, read from its folder.
@@ -81,14 +134,17 @@ class Run:
     path
         The folder.
     lines
-        The journal's lines, in order.
+        The journal's lines, in order, without the samples.
     unreadable_lines
         How many lines of the journal could not be read and were left out.
+    samples
+        The journal's samples.
     """
 
     path: Path
     lines: list[journal.Line] = field(repr=False)
     unreadable_lines: int
+    samples: "Samples" = field(default_factory=lambda: Samples(), repr=False)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -103,10 +159,19 @@ class Run:
         file = folder / JOURNAL
         if not file.is_file():
             raise UsageError(f"{path} is no run: it has no {JOURNAL}")
+        lines: list[journal.Line] = []
+        start: journal.Line = {}
+        samples, unreadable = Samples(), 0
         with file.open("rb") as source:
-            lines = list(journal.read(source))
-        good = [line for line in lines if line is not None]
-        run = cls(folder, good, len(lines) - len(good))
+            for part in journal.read_in_parts(source):
+                if isinstance(part, list):
+                    unreadable += samples.add(start, part)
+                elif part is None:
+                    unreadable += 1
+                else:
+                    lines.append(part)
+                    start = part if part["kind"] == "start" else start
+        run = cls(folder, lines, unreadable, samples)
         schema = run.header.get("schema")
         if not isinstance(schema, int):
             raise UsageError(f"{file} does not begin as a journal of labkit")
@@ -117,7 +182,7 @@ class Run:
         return run
 
     def of_kind(self, kind: str) -> list[journal.Line]:
-        """Return the journal's lines of one kind."""
+        """Return the journal's lines of one kind; samples are in `samples`."""
         return [line for line in self.lines if line["kind"] == kind]
 
     @property
@@ -205,11 +270,64 @@ class Run:
         """
         import pandas as pd
 
-        frame = pd.DataFrame(self._rows(), columns=[*self.labels, *_COLUMNS])
-        for label in self.labels:
-            if pd.api.types.is_numeric_dtype(frame[label].dropna().infer_objects()):
-                frame[label] = frame[label].astype("Int64")
-        return frame
+        frame = self._sampled() if self.samples and self.metrics else self._printed()
+        labels = {line["case"]: line["labels"] for line in self.of_kind("case")}
+        known = frame["case"].isin(labels.keys())
+        if not known.all():  # of a case whose line could not be read
+            frame = frame[known].reset_index(drop=True)
+        case, metric = frame.pop("case"), frame.pop("metric")
+        last = max(labels, default=-1)
+        for name in self.labels:
+            held = pd.Series(
+                [labels.get(one, {}).get(name) for one in range(last + 1)], dtype=object
+            )
+            if pd.api.types.is_numeric_dtype(held.dropna().infer_objects()):
+                whole = held.astype("Int64")
+                frame[name] = whole.array.take(case.to_numpy())
+            else:
+                frame[name] = _chosen(held, case)
+        for key, name in (("metric", "name"), ("unit", "unit")):
+            frame[key] = _chosen(pd.Series([one[name] for one in self.metrics]), metric)
+        return frame.reindex(columns=[*self.labels, *_COLUMNS])
+
+    def _sampled(self) -> "pd.DataFrame":
+        """Return a row for each sample and each metric that it has, in the journal's order."""
+        import numpy as np
+        import pandas as pd
+
+        columns = {name: np.asarray(held) for name, held in self.samples.columns.items()}
+        counts = {name: np.asarray(held) for name, held in self.samples.counts.items()}
+        values = np.stack([_values(metric, columns, counts) for metric in self.metrics], axis=1)
+        sample, metric = np.nonzero(~np.isnan(values))
+        columns["control"] = columns["control"].astype(bool)
+        rows = {name: held[sample] for name, held in columns.items()}
+        rows |= {"metric": metric, "value": values[sample, metric]}
+        return pd.DataFrame(rows, copy=False)
+
+    def _printed(self) -> "pd.DataFrame":
+        """Return a row for each imported figure."""
+        import pandas as pd
+
+        index = {metric["name"]: place for place, metric in enumerate(self.metrics)}
+        rows = []
+        repetition = (0, 0)
+        for line in self.lines:
+            if line["kind"] == "start":
+                repetition = (line["boot"], line["process"])
+            elif line["kind"] == "figure":
+                place = index[line["metric"]]
+                rows.append((*repetition, line["case"], line["control"], place, line["value"]))
+        columns = ["boot", "process", "case", "control", "metric", "value"]
+        return pd.DataFrame(rows, columns=columns).assign(round=0)
+
+    @property
+    def has_values(self) -> bool:
+        """Return whether anything was measured, or imported."""
+        return bool(self.samples) or any(line["kind"] == "figure" for line in self.lines)
+
+    def sizes(self, label: str) -> set[int]:
+        """Return the values of a counted label among the cases."""
+        return {line["labels"][label] for line in self.of_kind("case") if label in line["labels"]}
 
     @property
     def labels(self) -> list[str]:
@@ -220,27 +338,6 @@ class Run:
     def metrics(self) -> list[Mapping[str, str]]:
         """Return name, unit, title and count of each metric; the first one is timed directly."""
         return list(self.start.get("metrics", []))
-
-    def _rows(self) -> Iterator[tuple[Any, ...]]:
-        labels: dict[int, list[Any]] = {}
-        repetition: tuple[Any, Any] = (0, 0)
-        for line in self.lines:
-            if line["kind"] == "start":
-                repetition = (line["boot"], line["process"])
-            elif line["kind"] == "case":
-                labels[line["case"]] = [line["labels"].get(name) for name in self.labels]
-            elif line["kind"] == "sample":
-                timing = (line["operations"], line["elapsed_ns"], line["steal_ns"], line["control"])
-                for metric in self.metrics:
-                    value = _value(metric, line)
-                    if value is not None:
-                        yield (
-                            *labels[line["case"]],
-                            *(metric["name"], metric["unit"]),
-                            *repetition,
-                            *(line["round"], value),
-                            *timing,
-                        )
 
     def finish(self) -> None:
         """Write ``run.json`` and ``samples.parquet``, which are made from the journal."""
@@ -284,21 +381,36 @@ def _with_cases(message: str, cases: list[str], most: int = 5) -> str:
     return f"{message}: {', '.join(named)}" if named else message
 
 
-#: What a count comes to in each unit.
-_UNITS: Mapping[str, Callable[[float, journal.Line], float]] = {
-    "ns/op": lambda count, line: count / line["operations"],
-    "%": lambda count, line: 100 * count / line["operations"],
-    "Mops/s": lambda count, line: 1e3 * count / line["elapsed_ns"],
-    "k/s": lambda count, line: 1e6 * count / line["elapsed_ns"],
-    "MiB": lambda count, line: count / 2**20,
+#: What a count comes to in each unit, of operations that took so many ns.
+_UNITS: Mapping[str, "Callable[[Floats, Floats, Floats], Floats]"] = {
+    "ns/op": lambda count, operations, elapsed_ns: count / operations,
+    "%": lambda count, operations, elapsed_ns: 100 * count / operations,
+    "Mops/s": lambda count, operations, elapsed_ns: 1e3 * count / elapsed_ns,
+    "k/s": lambda count, operations, elapsed_ns: 1e6 * count / elapsed_ns,
+    "MiB": lambda count, operations, elapsed_ns: count / 2**20,
 }
 
 
-def _value(metric: Mapping[str, str], line: journal.Line) -> float | None:
-    """Return a metric's value in one window, None where the window has no such count."""
-    counts = {"": line["elapsed_ns"], "operations": line["operations"], **line["counts"]}
-    count = counts.get(metric["count"])
-    return None if count is None else float(_UNITS[metric["unit"]](count, line))
+def _values(
+    metric: Mapping[str, str],
+    columns: Mapping[str, "Floats"],
+    counts: Mapping[str, "Floats"],
+) -> "Floats":
+    """Return a metric's value in every sample, nan where a sample has no such count."""
+    import numpy as np
+
+    operations, elapsed_ns = columns["operations"], columns["elapsed_ns"]
+    known = {"": elapsed_ns, "operations": operations, **counts}
+    count = known.get(metric["count"], np.full(len(columns["case"]), np.nan))
+    return _UNITS[metric["unit"]](count, operations, elapsed_ns)
+
+
+def _chosen(values: "pd.Series[Any]", places: "pd.Series[int]") -> Any:
+    """Return a column of texts, each the one of `values` at its place; few of them are many."""
+    import pandas as pd
+
+    few = pd.Categorical(values, categories=pd.Index(values.dropna().unique(), dtype=str))
+    return few.take(places.to_numpy())
 
 
 def locate(name: str, homes: list[Path]) -> Path:
