@@ -177,7 +177,7 @@ def _figure() -> tuple[Figure, Axes]:
 
 
 def _rows(run: Run, kind: str, metric: str) -> pd.DataFrame:
-    if not run.of_kind("sample"):
+    if not run.samples:
         return pd.DataFrame()
     rows = summary(run)
     return rows[(rows["kind"] == kind) & (rows["metric"] == metric)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from labkit.experiments import find
+from labkit.experiments import find, names
 from labkit.experiments._experiment import Growth
 from labkit.measuring.cache_fit import crossing
 from labkit.measuring.line_fit import bootstrap_line_fit
@@ -23,11 +23,11 @@ def sentences(run: Run) -> list[str]:
 
     What cannot be fitted is said, never raised: the rest of the report stands without it.
     """
-    growth = find(run.experiment).growth
+    growth = find(run.experiment).growth if run.experiment in names() else None
     if growth is None:
         return []
     said: list[str] = []
-    if run.of_kind("sample"):
+    if run.samples:
         values, level = summary.repetitions(run), summary.level(run)
         labels = (line["labels"] for line in run.of_kind("case"))
         for name in dict.fromkeys(one[growth.along] for one in labels):
