@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,11 +135,11 @@ def measure(
     if in_place and repeat != 1:
         raise UsageError(f"repeat: {repeat} is not accepted with in_place; it takes 1")
     prepared = os.environ.pop(RUN_FOLDER, None)
-    folder = Path(prepared) if prepared else new_run_folder(found.name)
-    target = here.InPlace if in_place else here.Child
     said = command(found, quick, repeat, accepted)
+    folder = Path(prepared) if prepared else new_run(found.name, accepted, said, repeat)
+    target = here.InPlace if in_place else here.Child
     with (
-        _journal(folder, found.name, accepted, said, repeat) as log,
+        closing(journal.Journal(folder / store.JOURNAL)) as log,
         Progress(repeat, accepted["budget_s"], silent=prepared is not None) as progress,
     ):
         for process in range(repeat):
@@ -188,12 +188,12 @@ def measure_by_turns(
     repeat = settle_repeat(found, quick, repeat)
     stem = store.new_id(found.name, os.uname().release)
     folders = {name: store.create(paths.runs(), f"{stem}-{name}") for name in targets}
+    for folder in folders.values():
+        _begun(folder, found.name, accepted, command_line, repeat, turns=stem)
     ends: dict[str, journal.Line] = {}
     with ExitStack() as stack:
         logs = {
-            name: stack.enter_context(
-                _journal(folder, found.name, accepted, command_line, repeat, turns=stem)
-            )
+            name: stack.enter_context(closing(journal.Journal(folder / store.JOURNAL)))
             for name, folder in folders.items()
         }
         turns = repeat * len(targets)
@@ -224,33 +224,32 @@ def measure_same(experiment: str, **more: Any) -> list[Run]:
     return measure_by_turns(experiment, {"A": here.Child, "B": here.Child}, **more)
 
 
-@contextmanager
-def _journal(
+def new_run(experiment: str, accepted: Mapping[str, Any], command_line: str, repeat: int) -> Path:
+    """Make and return the folder of a run that starts now; its journal says so at once."""
+    return _begun(new_run_folder(experiment), experiment, accepted, command_line, repeat)
+
+
+def _begun(
     folder: Path,
     experiment: str,
     accepted: Mapping[str, Any],
     command_line: str,
     repeat: int,
     **more: Any,
-) -> Iterator[journal.Journal]:
-    """Open the journal of a run that begins, and close it whatever happens."""
-    log = journal.Journal(folder / store.JOURNAL)
-    try:
-        log.add(
-            {
-                "kind": "run",
-                "schema": journal.SCHEMA,
-                "id": folder.name,
-                "experiment": experiment,
-                "parameters": accepted,
-                "command": command_line,
-                "repeat": repeat,
-            }
-            | more
-        )
-        yield log
-    finally:
-        log.close()
+) -> Path:
+    """Write the first line of a journal, so that the folder is a run whatever comes."""
+    header = {
+        "kind": "run",
+        "schema": journal.SCHEMA,
+        "id": folder.name,
+        "experiment": experiment,
+        "parameters": accepted,
+        "command": command_line,
+        "repeat": repeat,
+    }
+    with closing(journal.Journal(folder / store.JOURNAL)) as log:
+        log.add(header | more)
+    return folder
 
 
 def _finished(folder: Path, end: journal.Line | None) -> Run:

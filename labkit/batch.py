@@ -30,46 +30,37 @@ def measure_and_report(
     LabkitError
         What the measurement ended with; what was measured before is kept and named.
     """
-    folder = api.new_run_folder(experiment.name)
-    try:
-        # A place that cannot be written is told before anything is measured.
-        report_folder = store.create(paths.reports(), folder.name)
-    except LabkitError:
-        store.remove(folder)
-        raise
-    from labkit.report import notebook
-
+    # A place that cannot be written is told before anything is measured.
+    store.make(paths.reports())
+    said = api.command(experiment, quick, repeat, accepted)
+    folder = api.new_run(experiment.name, accepted, said, repeat)
     os.environ[api.RUN_FOLDER] = str(folder)
     try:
+        from labkit.report import notebook
+
         with _followed(folder / store.JOURNAL, repeat, accepted["budget_s"]):
             executed = notebook.execute(
                 experiment.notebook, accepted | {"repeat": repeat, "quick": quick}
             )
-        notebook.write(store.Run.read(folder), executed, report_folder)
     except BaseException:
-        _tidy(folder, report_folder)
+        with suppress(LabkitError):
+            if not store.Run.read(folder).has_values:
+                store.remove(folder)
         raise
+    run = store.Run.read(folder)
+    report_folder = store.create(paths.reports(), folder.name)
+    try:
+        notebook.write(run, executed, report_folder)
+    except LabkitError as error:
+        raise LabkitError(f"{error}; the run is {run.status}: ./lab report {run.id}") from None
     return report_folder
-
-
-def _tidy(folder: Path, report_folder: Path) -> None:
-    """Remove what holds nothing: a run without a sample, a report without a file."""
-    with suppress(LabkitError):
-        if not store.Run.read(folder).has_values:
-            store.remove(folder)
-    with suppress(OSError):
-        report_folder.rmdir()
 
 
 def report(run: store.Run) -> Path:
     """Render a recorded run and return the report's folder."""
     from labkit.report import notebook
 
-    folder = paths.reports() / run.id
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LabkitError(f"cannot make {folder}: {error.strerror}") from None
+    folder = store.make(paths.reports() / run.id)
     notebook.render(run, folder)
     return folder
 

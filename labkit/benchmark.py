@@ -12,19 +12,22 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from labkit import api, paths
+from labkit.errors import CannotRunError
 from labkit.experiments import htab_mem, local_storage
 from labkit.experiments.local_storage import CHUNK, CHUNKS
-from labkit.kernel import bpf, host, programs, tasks
+from labkit.kernel import bpf, host, probe, programs, tasks
 from labkit.targets import here
 
 REPETITIONS = 7
 
 
 def text() -> str:
-    """Measure and return a table of what measuring costs: median and range of 7 repetitions.
+    """Measure and return a table of what measuring costs: median and range of n repetitions.
 
     The loop and the control are timed inside the program, the rest by wall clock from outside.
     """
+    if why_not := probe.program_type("raw_tracepoint"):
+        raise CannotRunError(why_not)
     with here.alone("benchmark"):
         rows = [*_loop(), *_control(), *_producers()]
     rows += [
@@ -99,7 +102,7 @@ def _producers() -> list[Row]:
 def _report() -> list[float]:
     from labkit.report import notebook
 
-    run = api.load(str(sorted(paths.EXAMPLES.iterdir())[-1]))
+    run = api.load(str(paths.EXAMPLES / "local-storage"))
     values = []
     for _ in range(3):
         with tempfile.TemporaryDirectory() as folder:

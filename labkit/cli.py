@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a parameter of the experiment (./lab list EXPERIMENT names them)",
     )
     run.add_argument("--quick", action="store_true", help="fewer cases, less time, one process")
-    run.add_argument("--repeat", type=int, default=0, metavar="N", help="measure in N processes")
+    run.add_argument("--repeat", type=int, metavar="N", help="measure in N processes")
     run.add_argument(
         "--aa",
         action="store_true",
@@ -141,12 +141,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.all:
         if options.parameter or options.aa:
             raise UsageError("--all takes --quick and --repeat, no -p and no --aa")
-        print(batch.run_all(quick=options.quick, repeat=options.repeat))
+        print(batch.run_all(quick=options.quick, repeat=_repeat(options)))
         return 0
     experiment = experiments.find(options.experiment)
     given = {key: _value(value) for key, value in options.parameter}
     accepted = api.settle(experiment, options.quick, given)
-    repeat = api.settle_repeat(experiment, options.quick, options.repeat)
+    repeat = api.settle_repeat(experiment, options.quick, _repeat(options))
     api.check_that_it_runs(experiment, accepted)
     if options.aa:
         said = api.command(experiment, options.quick, repeat, accepted) + " --aa"
@@ -169,6 +169,13 @@ def _compare(options: argparse.Namespace) -> int:
     if options.report:
         print(batch.compare_and_report(loaded, options.metric, options.kind))
     return 1 if options.fail_on == "worse" and compared.found.worse else 0
+
+
+def _repeat(options: argparse.Namespace) -> int:
+    """Return the processes asked for, 0 where none were named."""
+    if options.repeat is not None and options.repeat < 1:
+        raise UsageError(f"repeat: {options.repeat} is not accepted; it takes 1 or more")
+    return options.repeat or 0
 
 
 def _value(text: str) -> Any:

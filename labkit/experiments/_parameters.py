@@ -149,7 +149,7 @@ _CONVERSIONS: dict[type, tuple[str, Callable[[Any], bool]]] = {
     float: (
         "a number",
         lambda value: (
-            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
         ),
     ),
     str: ("text", lambda value: isinstance(value, str)),

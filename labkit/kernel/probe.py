@@ -84,6 +84,16 @@ def helper(program_type_name: str, number: int, name: str) -> str:
 
 
 @cache
+def objects() -> str:
+    """Try to look at what the kernel holds, which tells whether something was left behind."""
+    try:
+        bpf.own_objects()
+    except OSError as error:
+        return _why("the kernel's list of programs and maps", error)
+    return ""
+
+
+@cache
 def task_storage() -> str:
     """Try to make a task-storage map."""
     try:

@@ -44,7 +44,13 @@ def execute(notebook: Path, parameters: Mapping[str, Any]) -> NotebookNode:
                     dict(parameters),
                     kernel_name="python3",
                     # Sockets in a folder of our own: on a shared machine TCP is open to all.
-                    config=Config(KernelManager={"transport": "ipc", "ip": f"{private}/kernel"}),
+                    config=Config(
+                        KernelManager={
+                            "transport": "ipc",
+                            "ip": f"{private}/kernel",
+                            "connection_file": f"{private}/kernel.json",
+                        }
+                    ),
                     # What goes wrong in a cell is raised here; the rest is not for users.
                     extra_arguments=["--Application.log_level=50"],
                     progress_bar=False,
@@ -66,18 +72,19 @@ def _as_raised(error: Any, notebook: str) -> errors.LabkitError:
 def _vanishing_folder() -> Iterator[str]:
     """Make a folder that goes whatever ends this process, kill -9 included.
 
-    A shell waits for the end of its input, which comes when we are gone.
+    A shell waits for the end of its input, which comes when we are gone. Then it also waits for
+    the notebook's kernel, which looks once a second whether we are there.
     """
     folder = tempfile.mkdtemp(prefix="labkit-")
     janitor = subprocess.Popen(
-        ["/bin/sh", "-c", 'read -r _; rm -rf -- "$0"', folder],
+        ["/bin/sh", "-c", 'read -r _ || sleep 3; rm -rf -- "$0"', folder],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
     try:
         yield folder
     finally:
-        janitor.communicate()
+        janitor.communicate(b"done\n")
 
 
 @contextmanager

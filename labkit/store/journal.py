@@ -4,10 +4,10 @@
 ===========  =====================================================================================
 kind         fields
 ===========  =====================================================================================
-run          schema, id, experiment, command, repeat (processes planned); once, by the caller;
+run          schema, id, experiment, parameters, command, repeat (processes); once, by the caller;
              series (its title in the text) where it was imported; turns (an id shared by runs whose
              processes took turns)
-start        boot, process (indices); experiment, parameters, labels, metrics, seed, cpu, harness,
+start        boot, process (indices); experiment, parameters, labels, metrics, seed, harness,
              code_sha256, environment, noise; once for each process
 requirement  variant, unavailable (why, or the empty text)
 case         case (index), labels, timed and control: operations_per_call, calls_per_window and

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A run: a folder with its journal, and what is made from it."""
 
+import errno
 import json
 import math
 import os
@@ -47,9 +48,32 @@ def create(home: Path, identity: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise LabkitError(f"cannot make {folder}: {error.strerror}") from None
+            raise _cannot_make(folder, error) from None
         return folder
     raise LabkitError(f"{home} already holds a thousand runs called {identity}")
+
+
+def make(folder: Path) -> Path:
+    """Make a folder where there is none and return it.
+
+    Raises
+    ------
+    LabkitError
+        Where it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise _cannot_make(folder, error) from None
+    return folder
+
+
+def _cannot_make(folder: Path, error: OSError) -> LabkitError:
+    return LabkitError(
+        f"cannot make {folder}: {error.strerror}; set LABKIT_HOME to a folder that can be written"
+    )
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -354,8 +378,8 @@ class Run:
             "unavailable": self.unavailable,
             "warnings": self.warnings,
         }
-        write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
         write_whole(self.path / SAMPLES, self.frame.to_parquet(index=False))
+        write_whole(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
 
 _COLUMNS = (

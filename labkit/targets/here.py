@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from labkit.errors import CannotRunError, LabkitError, UsageError
 from labkit.experiments import code_sha256, find
-from labkit.kernel import bpf, host, tasks
+from labkit.kernel import bpf, host, probe, tasks
 from labkit.measuring import loop
 from labkit.store import journal
 
@@ -29,7 +29,7 @@ STOP_GRACE_S = 1.5
 #: The kernel frees maps some time after their last user is gone.
 FREE_S = 5.0
 
-LOCK = Path("/run/lock/labkit-measuring")
+LOCK = Path("/run/lock" if Path("/run/lock").is_dir() else "/tmp", "labkit-measuring")
 
 Line = dict[str, Any]
 
@@ -80,8 +80,8 @@ class InPlace:
                     yield line
                     if line["kind"] == "stop":
                         end["why"] = line["why"]
-                    elif self._stopped.is_set():
-                        end |= {"status": "partial", "why": "stopped"}
+                    elif self._stopped.is_set() and line["kind"] != "requirement":
+                        end |= {"status": "partial", "why": "stopped", "exit_status": 130}
                         break
         except LabkitError as error:
             end |= {"status": "failed", "why": str(error), "exit_status": error.exit_status}
@@ -98,8 +98,11 @@ class InPlace:
         available = [variant for variant, why in unavailable.items() if not why]
         if not available:
             raise CannotRunError("; ".join(dict.fromkeys(unavailable.values())))
+        if why_not := probe.objects():
+            raise CannotRunError(why_not)
         with alone(self._experiment.name):
-            before = _wait_until_free(frozenset())
+            before = bpf.own_objects()
+            _wait_until_gone(before)
             links = bpf.link_ids()
             with self._experiment.cases(self._parameters, available) as cases:
                 yield from loop.measure(
@@ -109,22 +112,23 @@ class InPlace:
                     precision_percent=self._parameters.precision_percent,
                     seed=seed,
                 )
-            left = _wait_until_free(before) - before
+                held = bpf.own_objects() - before
+            left = _wait_until_gone(held)
             self._leaked = [
                 *(f"{one.kind} {one.name} (id {one.id})" for one in sorted(left)),
                 *(f"link (id {identity})" for identity in sorted(bpf.link_ids() - links)),
             ]
 
 
-def _wait_until_free(expected: frozenset[bpf.KernelObject]) -> frozenset[bpf.KernelObject]:
-    """Wait until the kernel holds no object of ours but the expected ones; return what it holds.
+def _wait_until_gone(objects: frozenset[bpf.KernelObject]) -> frozenset[bpf.KernelObject]:
+    """Wait until the kernel holds none of some objects; return those that stay.
 
-    An earlier run's maps go some time after its process, and until then hold cache slots.
+    A run's maps go some time after their last user, and until then hold cache slots.
     """
     deadline = time.monotonic() + FREE_S
-    while (held := bpf.own_objects()) - expected and time.monotonic() < deadline:
+    while (left := bpf.own_objects() & objects) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return held
+    return left
 
 
 @contextmanager
@@ -135,8 +139,16 @@ def alone(experiment: str) -> Iterator[None]:
     ------
     CannotRunError
         Where another process holds it, with what that process said of itself.
+    LabkitError
+        Where this user may not use it.
     """
-    descriptor = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = _open_lock()
+    except OSError as error:
+        raise LabkitError(
+            f"cannot use {LOCK}, which keeps measurements apart: {error.strerror}; "
+            "remove it as root"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,6 +163,17 @@ def alone(experiment: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _open_lock() -> int:
+    """Open the lock file, which every user may write, whoever made it."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(LOCK, flags)
+    except FileNotFoundError:
+        descriptor = os.open(LOCK, flags | os.O_CREAT, 0o666)
+        os.fchmod(descriptor, 0o666)
+        return descriptor
 
 
 def _mend(error: OSError) -> str:
@@ -169,7 +192,7 @@ class Child:
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the lines end)
         # A session of its own: Ctrl-C reaches the child as the end of its input, and only so.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "labkit", "measure", name],
+            [sys.executable, "-P", "-m", "labkit", "measure", name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._words,
@@ -221,7 +244,7 @@ def serve(name: str) -> int:
         parameters = json.loads(sys.stdin.buffer.readline())
         if not isinstance(parameters, dict):
             raise ValueError
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError("standard input must begin with a line of JSON, the parameters") from None
     measurement = InPlace(name, parameters)
 
