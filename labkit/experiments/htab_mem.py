@@ -13,7 +13,7 @@ from labkit.errors import LabkitError, UsageError
 from labkit.experiments._experiment import Bars, Experiment, Metric, Published, Timeline, Tradeoff
 from labkit.experiments._parameters import Parameters, parameter
 from labkit.kernel import bpf, btf, cgroup, host, probe, programs
-from labkit.kernel.producers import Producers, Work, overlap_percent
+from labkit.kernel.producers import Producers, Work, overlap_percent, running_percent
 from labkit.measuring.loop import Window, WindowCase
 from labkit.measuring.sampling import sampled
 
@@ -33,7 +33,7 @@ PROGRAMS = {
 
 #: A control holds no memory, and its rate settles at once.
 CONTROL_S, CONTROL_WARM_UP_S = 0.1, 0.02
-MINIMUM_OVERLAP_PERCENT = 95
+MINIMUM_OVERLAP_PERCENT, MINIMUM_RUNNING_PERCENT = 95, 90
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,19 +254,23 @@ def _window(
         memory = _memory(group, series[0][1]) if group else {}
     tallies = [TALLY.unpack(one.tally) for one in produced]
     batches, failed, program_ns = (sum(column) for column in zip(*tallies, strict=True))
-    together = overlap_percent(produced)
+    together, running = overlap_percent(produced), running_percent(produced)
+    asleep = use_case == PAIRS and parameters.barrier == "futex"
+    warning = ""
+    if together < MINIMUM_OVERLAP_PERCENT:
+        warning = f"producers worked together for less than {MINIMUM_OVERLAP_PERCENT} % of a window"
+    elif running < MINIMUM_RUNNING_PERCENT and not asleep:
+        warning = f"a producer had its CPU for less than {MINIMUM_RUNNING_PERCENT} % of a window"
     counts = {"batches": batches, "failed": failed, "program_ns": program_ns}
     return Window(
         operations=BATCH * batches,
         elapsed_ns=sum(one.end_ns - one.begin_ns for one in produced),
         steal_ns=sum(map(host.steal_ns, cpus)) - steal_before_ns,
-        counts=counts | {"overlap_percent": round(together, 2)} | memory,
+        counts=counts
+        | {"overlap_percent": round(together, 2), "running_percent": round(running, 2)}
+        | memory,
         series=dict(zip(("clock_ns", "memory_bytes"), series[0], strict=True)) if group else {},
-        warning=(
-            ""
-            if together >= MINIMUM_OVERLAP_PERCENT
-            else f"producers worked together for less than {MINIMUM_OVERLAP_PERCENT} % of a window"
-        ),
+        warning=warning,
     )
 
 

@@ -58,10 +58,21 @@ class Work:
 
 @dataclass(frozen=True)
 class Produced:
-    """What one producer did in the timed window: when, by CLOCK_MONOTONIC, and its tally."""
+    """What one producer did in the timed window.
+
+    Attributes
+    ----------
+    begin_ns, end_ns
+        When, by CLOCK_MONOTONIC.
+    cpu_ns
+        For how long of that it had its CPU.
+    tally
+        Its element of the tallies.
+    """
 
     begin_ns: int
     end_ns: int
+    cpu_ns: int
     tally: bytes
 
 
@@ -70,6 +81,11 @@ def overlap_percent(produced: Sequence[Produced]) -> float:
     together_ns = min(one.end_ns for one in produced) - max(one.begin_ns for one in produced)
     whole_ns = max(one.end_ns for one in produced) - min(one.begin_ns for one in produced)
     return 100 * max(together_ns, 0) / whole_ns
+
+
+def running_percent(produced: Sequence[Produced]) -> float:
+    """Return for how much of its time the one that had its CPU least had it."""
+    return 100 * min(one.cpu_ns / (one.end_ns - one.begin_ns) for one in produced)
 
 
 class Producers:
@@ -156,9 +172,7 @@ class Producers:
         finally:
             self._words[_PHASE] = _STOP
         answers = [_answer(channel) for channel in self._channels]
-        return [
-            Produced(one["begin_ns"], one["end_ns"], bytes.fromhex(one["tally"])) for one in answers
-        ]
+        return [Produced(**one | {"tally": bytes.fromhex(one["tally"])}) for one in answers]
 
 
 def _answer(channel: socket.socket) -> dict[str, Any]:
@@ -198,11 +212,14 @@ def _produce(index: int, cpu: int, tally_bytes: int, channel_fd: int, *fds: int)
                 time.sleep(1e-4)
             repeat(_WARM_UP)
             bpf.update_element(tallies_fd, index, bytes(tally_bytes))
-            begin_ns = time.monotonic_ns()
+            begin_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
             repeat(_TIMED)
-            end_ns = time.monotonic_ns()
-            tally = bpf.element(tallies_fd, index, tally_bytes).hex()
-            answer = {"begin_ns": begin_ns, "end_ns": end_ns, "tally": tally}
+            answer: dict[str, Any] = {
+                "begin_ns": begin_ns,
+                "end_ns": time.monotonic_ns(),
+                "cpu_ns": time.process_time_ns() - cpu_ns,
+                "tally": bpf.element(tallies_fd, index, tally_bytes).hex(),
+            }
         except OSError as error:
             answer = {"error": error.strerror}
         os.close(passed[0])
