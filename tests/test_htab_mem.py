@@ -18,7 +18,7 @@ from labkit import paths
 from labkit.errors import LabkitError, UsageError
 from labkit.experiments import find, htab_mem
 from labkit.kernel import bpf, btf, cgroup, host, programs
-from labkit.kernel.producers import Produced, Producers, Work, overlap_percent
+from labkit.kernel.producers import Produced, Producers, Work, overlap_percent, running_percent
 from labkit.measuring.sampling import sampled
 from labkit.report import plots, tables
 from labkit.store import journal
@@ -169,11 +169,15 @@ def test_what_is_no_btf_is_refused(blob):
 
 def test_overlap_is_the_part_in_which_all_ran():
     def ran(begin, end):
-        return Produced(begin, end, b"")
+        return Produced(begin, end, 0, b"")
 
     assert overlap_percent([ran(0, 100), ran(0, 100)]) == 100
     assert overlap_percent([ran(0, 90), ran(10, 100)]) == 80
     assert overlap_percent([ran(0, 10), ran(20, 100)]) == 0
+
+
+def test_the_producer_that_had_its_cpu_least_counts():
+    assert running_percent([Produced(0, 100, 90, b""), Produced(0, 200, 100, b"")]) == 50
 
 
 def test_readings_keep_their_pace_however_slow_some_are():

@@ -15,7 +15,7 @@ from labkit.errors import LabkitError, UsageError
 from labkit.experiments._experiment import Bars, Curve, Experiment, Metric, Published
 from labkit.experiments._parameters import Parameters, parameter
 from labkit.kernel import bpf, host, probe, programs, tasks
-from labkit.kernel.producers import Producers, Work, overlap_percent, overlap_warning
+from labkit.kernel.producers import Producers, Work, shares, warning
 from labkit.measuring.loop import Call, Case, Window, WindowCase
 
 ENTRIES = 1000
@@ -191,8 +191,8 @@ def _full_update(
     updates, wrong_calls, elapsed_ns = (sum(column) for column in zip(*tallies, strict=True))
     if wrong_calls:
         raise LabkitError(f"{variant} {FULL_UPDATE}: an update did not fail with E2BIG")
-    counts = {"events": updates, "overlap_percent": round(overlap_percent(produced), 2)}
-    return Window(updates, elapsed_ns, steal_ns, counts, warning=overlap_warning(produced))
+    counts = {"events": updates} | shares(produced)
+    return Window(updates, elapsed_ns, steal_ns, counts, warning=warning(produced))
 
 
 def _loop(bound: programs.Programs, variant: str, name: str, worker: Executor) -> Case:

@@ -13,7 +13,7 @@ from labkit.errors import LabkitError, UsageError
 from labkit.experiments._experiment import Bars, Experiment, Metric, Published, Timeline, Tradeoff
 from labkit.experiments._parameters import Parameters, parameter
 from labkit.kernel import bpf, btf, cgroup, host, probe, programs, tasks
-from labkit.kernel.producers import Producers, Work, overlap_percent, overlap_warning
+from labkit.kernel.producers import Producers, Work, shares, warning
 from labkit.measuring.loop import Window, WindowCase
 from labkit.measuring.sampling import sampled
 
@@ -256,9 +256,9 @@ def _window(
         operations=BATCH * batches,
         elapsed_ns=sum(one.end_ns - one.begin_ns for one in produced),
         steal_ns=sum(map(host.steal_ns, cpus)) - steal_before_ns,
-        counts=counts | {"overlap_percent": round(overlap_percent(produced), 2)} | memory,
+        counts=counts | shares(produced) | memory,
         series=dict(zip(("clock_ns", "memory_bytes"), series[0], strict=True)) if group else {},
-        warning=overlap_warning(produced),
+        warning=warning(produced, may_sleep=use_case == PAIRS and parameters.barrier == "futex"),
     )
 
 

@@ -432,6 +432,22 @@ EXPERIMENT = Experiment(
         _rate("hit", "Lookups that find their key", "lookup"),
         _rate("miss", "Lookups of a key that is not there"),
         _rate("update_delete", "Updates and deletes", "update_delete"),
+        Curve(
+            name="memory",
+            title="What a full map takes",
+            metric="memory_mib",
+            kind="raw",
+            x="bytes",
+            x_title="longest description, bytes",
+            variants=("normal", "preallocated", "dynptr"),
+            published=tuple(
+                _published("lookup", f"{key}_mb", f"{key}, published 2024, MB")
+                for key in ("normal", "dynptr")
+            ),
+            where={"operation": "hit"},
+            alternative="Memory against the greatest length of a key: it grows with the length, "
+            "and in powers of two where an allocator rounds.",
+        ),
     ),
     growth=Growth(
         metric="operation_ns",

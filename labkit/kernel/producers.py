@@ -27,8 +27,8 @@ from labkit.kernel import bpf, host
 #: How the two of a pair wait for each other: looking all the time, or asleep in the kernel.
 Barrier = Literal["spin", "futex"]
 
-#: Below this, producers were not at work at the same time.
-MINIMUM_OVERLAP_PERCENT = 95
+#: Below these, producers were not at work at the same time, or not all of the time.
+MINIMUM_OVERLAP_PERCENT, MINIMUM_RUNNING_PERCENT = 95, 90
 
 _PAGE_BYTES = 4096
 _PHASE = 0
@@ -61,10 +61,21 @@ class Work:
 
 @dataclass(frozen=True)
 class Produced:
-    """What one producer did in the timed window: when, by CLOCK_MONOTONIC, and its tally."""
+    """What one producer did in the timed window.
+
+    Attributes
+    ----------
+    begin_ns, end_ns
+        When, by CLOCK_MONOTONIC.
+    cpu_ns
+        For how long of that it had its CPU.
+    tally
+        Its element of the tallies.
+    """
 
     begin_ns: int
     end_ns: int
+    cpu_ns: int
     tally: bytes
 
 
@@ -75,11 +86,26 @@ def overlap_percent(produced: Sequence[Produced]) -> float:
     return 100 * max(together_ns, 0) / whole_ns
 
 
-def overlap_warning(produced: Sequence[Produced]) -> str:
+def running_percent(produced: Sequence[Produced]) -> float:
+    """Return for how much of its time the one that had its CPU least had it."""
+    return 100 * min(one.cpu_ns / (one.end_ns - one.begin_ns) for one in produced)
+
+
+def shares(produced: Sequence[Produced]) -> dict[str, float]:
+    """Return `overlap_percent` and `running_percent` by name, rounded."""
+    return {
+        "overlap_percent": round(overlap_percent(produced), 2),
+        "running_percent": round(running_percent(produced), 2),
+    }
+
+
+def warning(produced: Sequence[Produced], *, may_sleep: bool = False) -> str:
     """Return what is wrong where producers were not at work at the same time, or nothing."""
-    if overlap_percent(produced) >= MINIMUM_OVERLAP_PERCENT:
-        return ""
-    return f"producers worked together for less than {MINIMUM_OVERLAP_PERCENT} % of a window"
+    if overlap_percent(produced) < MINIMUM_OVERLAP_PERCENT:
+        return f"producers worked together for less than {MINIMUM_OVERLAP_PERCENT} % of a window"
+    if running_percent(produced) < MINIMUM_RUNNING_PERCENT and not may_sleep:
+        return f"a producer had its CPU for less than {MINIMUM_RUNNING_PERCENT} % of a window"
+    return ""
 
 
 class Producers:
@@ -169,9 +195,7 @@ class Producers:
         finally:
             self._words[_PHASE] = _STOP
         answers = [_answer(channel) for channel in channels]
-        return [
-            Produced(one["begin_ns"], one["end_ns"], bytes.fromhex(one["tally"])) for one in answers
-        ]
+        return [Produced(**one | {"tally": bytes.fromhex(one["tally"])}) for one in answers]
 
 
 def _answer(channel: socket.socket) -> dict[str, Any]:
@@ -211,11 +235,14 @@ def _produce(index: int, cpu: int, tally_bytes: int, channel_fd: int, *fds: int)
                 time.sleep(1e-4)
             repeat(_WARM_UP)
             bpf.update_element(tallies_fd, index, bytes(tally_bytes))
-            begin_ns = time.monotonic_ns()
+            begin_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
             repeat(_TIMED)
-            end_ns = time.monotonic_ns()
-            tally = bpf.element(tallies_fd, index, tally_bytes).hex()
-            answer = {"begin_ns": begin_ns, "end_ns": end_ns, "tally": tally}
+            answer: dict[str, Any] = {
+                "begin_ns": begin_ns,
+                "end_ns": time.monotonic_ns(),
+                "cpu_ns": time.process_time_ns() - cpu_ns,
+                "tally": bpf.element(tallies_fd, index, tally_bytes).hex(),
+            }
         except OSError as error:
             answer = {"error": error.strerror}
         os.close(passed[0])
