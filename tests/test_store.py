@@ -203,3 +203,16 @@ def test_runs_are_found_by_path_id_beginning_or_last(tmp_path):
 def test_two_runs_of_one_second_get_two_folders(tmp_path):
     assert run.create(tmp_path, "r").name == "r"
     assert run.create(tmp_path, "r").name == "r-2"
+
+
+def test_samples_of_a_case_that_could_not_be_read_are_left_out(written):
+    found = written(HEADER, START | {"boot": 0, "process": 0}, CASES[1], sample(0, 0, 9), end())
+    assert len(found.samples) == 1
+    assert found.frame.empty
+
+
+def test_samples_without_a_number_are_counted_and_the_rest_used(written):
+    bad = sample(0, 1, 9) | {"elapsed_ns": "x"}
+    found = written(HEADER, *process(0, sample(0, 0, 9), bad, sample(0, 2, 9)), end())
+    assert (len(found.samples), found.unreadable_lines) == (2, 1)
+    assert found.frame["round"].unique().tolist() == [0, 2]
