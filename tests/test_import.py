@@ -58,9 +58,9 @@ def test_every_line_of_the_scripts_and_the_tool_is_understood():
         "hits_mops": (6.539, 0.209),
         "important_mops": (6.539, 0.209),
     }
-    memory = values(found.figures, flavour="bpf_mem_alloc", use_case="add_del_on_diff_cpu")
-    assert memory["batches_kops"] == (21.25, 0.24)
-    assert memory["memory_mib"] == (17.5, 3.32)
+    memory = values(found.figures, variant="bpf_mem_alloc", use_case="add_del_on_diff_cpu")
+    assert memory["batches_kps"] == (21.25, 0.24)
+    assert memory["memory_absolute_mib"] == (17.5, 3.32)
     assert memory["peak_mib"] == (28.87, None)
 
 
@@ -93,11 +93,15 @@ def test_every_line_of_the_scripts_and_the_tool_is_understood():
         (
             "Summary: per-prod-op   40.07 ±   14.28k/s, memory usage    0.50 ±    0.25MiB, "
             "peak memory usage    1.00MiB",
-            [("batches_kops", 40.07, 14.28), ("memory_mib", 0.5, 0.25), ("peak_mib", 1, None)],
+            [
+                ("batches_kps", 40.07, 14.28),
+                ("memory_absolute_mib", 0.5, 0.25),
+                ("peak_mib", 1, None),
+            ],
         ),
         (
             "overwrite  per-prod-op 115.90 ± 0.04k/s, avg mem  2.14 ± 0.12MiB",
-            [("batches_kops", 115.9, 0.04), ("memory_mib", 2.14, 0.12)],
+            [("batches_kps", 115.9, 0.04), ("memory_absolute_mib", 2.14, 0.12)],
         ),
         (  # what stands after the sign is a rate
             "Summary: total trans   1234 MB ± 246 MB/s",
@@ -185,7 +189,7 @@ def test_numbered_variants_are_runs_of_their_own():
         "(2) preallocated",
     ]
     kmalloc = values(found.figures, use_case="overwrite", series=next(iter(titles)))
-    assert kmalloc["memory_mib"] == (82.64, 26.32)
+    assert kmalloc["memory_absolute_mib"] == (82.64, 26.32)
 
 
 def test_a_markdown_table_of_rates_with_memory():

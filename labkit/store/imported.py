@@ -42,11 +42,12 @@ METRICS = {
         ("drops_mops", "Mops/s", "drops"),
         ("total_mops", "Mops/s", "total operations"),
         ("lookups_mops", "Mops/s", "lookups"),
-        ("batches_kops", "k/s", "batches of 64 elements per producer"),
+        ("batches_kps", "k/s", "batches of 64 elements per producer"),
         ("creates_kops", "k/s", "creates"),
         ("events_per_s", "/s", "events"),
         ("false_hits_percent", "%", "false hits"),
         ("memory_mib", "MiB", "memory"),
+        ("memory_absolute_mib", "MiB", "average memory"),
         ("memory_mb", "MB", "memory"),
         ("peak_mib", "MiB", "peak memory"),
         ("total_mb", "MB", "transferred"),
@@ -393,11 +394,11 @@ class _Reader:
         if label == "Summary" and self._options is None:
             use_case = "not named"
         flavour = self._flavour or ("preallocated" if "--preallocated" in options else "")
-        labels: dict[str, str | int] = {"flavour": flavour} if flavour else {}
+        labels: dict[str, str | int] = {"variant": flavour} if flavour else {}
         labels |= {"use_case": use_case}
         more: dict[str, Any] = {"labels": labels, "experiment": "htab-mem"}
-        self._add(number, "batches_kops", float(rate), float(rate_sd), **more)
-        self._add(number, "memory_mib", float(memory), float(memory_sd), **more)
+        self._add(number, "batches_kps", float(rate), float(rate_sd), **more)
+        self._add(number, "memory_absolute_mib", float(memory), float(memory_sd), **more)
         if peak:
             self._add(number, "peak_mib", float(peak), **more)
         return True
