@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_is_refused(monkeypatch):
     monkeypatch.setenv("LABKIT_HOME", "/proc")
     ended = lab("run", "local-storage", *SHORT)
     assert ended.returncode == 1
-    assert "cannot make /proc/data/runs" in ended.stderr
+    assert "cannot make /proc/reports" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
 
 
