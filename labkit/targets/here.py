@@ -112,8 +112,8 @@ class InPlace:
                     precision_percent=self._parameters.precision_percent,
                     seed=seed,
                 )
-                held = bpf.own_objects() - before
-            left = _wait_until_gone(held)
+            # Not sooner: to look at thousands of maps takes the kernel seconds.
+            left = _wait_until_gone(bpf.own_objects() - before)
             self._leaked = [
                 *(f"{one.kind} {one.name} (id {one.id})" for one in sorted(left)),
                 *(f"link (id {identity})" for identity in sorted(bpf.link_ids() - links)),
