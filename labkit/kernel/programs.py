@@ -83,7 +83,7 @@ class Programs:
 
     def __init__(self, module: Any, maps: Mapping[str, int] = _AS_COMPILED) -> None:
         self._module, self._maps = module, maps
-        self._descriptors: list[int] = []
+        self._loaded: dict[tuple[str, Without | None], int] = {}
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -91,8 +91,8 @@ class Programs:
 
     def __exit__(self, *_: object) -> None:
         """Let go of the programs that were loaded."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+        while self._loaded:
+            os.close(self._loaded.popitem()[1])
 
     def with_maps(self, maps: Mapping[str, int]) -> "Programs":
         """Return the same programs with other maps, a context that ends by itself.
@@ -127,6 +127,8 @@ class Programs:
         LabkitError
             With the end of the verifier's words.
         """
+        if (name, without) in self._loaded:
+            return self._loaded[name, without]
         code = self.instructions(name)
         instead = {self.map_fd(one): descriptor for one, descriptor in self._maps.items()}
         left_out = self.map_fd(without.map) if without else None
@@ -146,7 +148,7 @@ class Programs:
             descriptor, _ = bpf.load_program(*program, name=name)
         except OSError as error:
             raise _refused(name, program, error) from None
-        self._descriptors.append(descriptor)
+        self._loaded[name, without] = descriptor
         return descriptor
 
     def map_fd(self, name: str) -> int:
